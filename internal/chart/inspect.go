@@ -1,0 +1,91 @@
+package chart
+
+import (
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// PodRequests sums what the pods of the rendered workloads ask for on one node:
+// replicas times the larger of (containers) and (each init container), as the
+// scheduler counts it. A DaemonSet counts once. Pods that an operator makes
+// later are not in it.
+func PodRequests(objects []*unstructured.Unstructured) (cpuMillis, memoryBytes int64) {
+	for _, o := range objects {
+		spec, replicas, ok := podSpec(o)
+		if !ok {
+			continue
+		}
+		cpu, mem := effectiveRequests(spec)
+		cpuMillis += replicas * cpu.MilliValue()
+		memoryBytes += replicas * mem.Value()
+	}
+	return cpuMillis, memoryBytes
+}
+
+// WorkloadImages lists every image that the rendered pods name, sorted.
+func WorkloadImages(objects []*unstructured.Unstructured) []string {
+	images := map[string]bool{}
+	for _, o := range objects {
+		spec, _, ok := podSpec(o)
+		if !ok {
+			continue
+		}
+		for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
+			images[c.Image] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(images))
+}
+
+// podSpec finds the pod template of a workload that keeps running; Jobs end and
+// give back what they asked for, so they count no replicas.
+func podSpec(o *unstructured.Unstructured) (corev1.PodSpec, int64, bool) {
+	var spec corev1.PodSpec
+	where := []string{"spec", "template", "spec"}
+	replicas := int64(1)
+	switch o.GetKind() {
+	case "Deployment", "StatefulSet":
+		if n, found, err := unstructured.NestedInt64(o.Object, "spec", "replicas"); err == nil && found {
+			replicas = n
+		}
+	case "DaemonSet":
+	case "Job":
+		replicas = 0
+	case "CronJob":
+		where = []string{"spec", "jobTemplate", "spec", "template", "spec"}
+		replicas = 0
+	case "Pod":
+		where = []string{"spec"}
+	default:
+		return spec, 0, false
+	}
+	raw, found, err := unstructured.NestedMap(o.Object, where...)
+	if err != nil || !found {
+		return spec, 0, false
+	}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw, &spec); err != nil {
+		return spec, 0, false
+	}
+	return spec, replicas, true
+}
+
+func effectiveRequests(spec corev1.PodSpec) (cpu, mem resource.Quantity) {
+	for _, c := range spec.Containers {
+		cpu.Add(*c.Resources.Requests.Cpu())
+		mem.Add(*c.Resources.Requests.Memory())
+	}
+	for _, c := range spec.InitContainers {
+		if q := c.Resources.Requests.Cpu(); q.Cmp(cpu) > 0 {
+			cpu = *q
+		}
+		if q := c.Resources.Requests.Memory(); q.Cmp(mem) > 0 {
+			mem = *q
+		}
+	}
+	return cpu, mem
+}

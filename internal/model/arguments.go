@@ -1,0 +1,62 @@
+package model
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Arguments is what vLLM is told. Zero values are left to vLLM.
+type Arguments struct {
+	// Model is a name on the hub or a directory.
+	Model      string
+	Revision   string
+	ServedName string
+	// ContextTokens is the longest prompt and answer together.
+	ContextTokens     int
+	MemoryUtilization float64
+	TensorParallel    int
+	// Extra are the user's own words; they win over the above.
+	Extra []string
+}
+
+// Arguments is what a choice means for vLLM; served name, revision and extra words
+// are the caller's to add.
+func (c Choice) Arguments() Arguments {
+	return Arguments{Model: c.Model.Name, ContextTokens: c.ContextTokens, MemoryUtilization: c.MemoryUtilization, TensorParallel: c.GPUs}
+}
+
+// Args are the words after `vllm serve`, the model first. The address and the port
+// are the deployment's to set.
+func (a Arguments) Args() []string {
+	args := []string{a.Model}
+	add := func(flag, value string) {
+		if value != "" && !given(a.Extra, flag) {
+			args = append(args, flag+"="+value)
+		}
+	}
+	add("--revision", a.Revision)
+	add("--served-model-name", a.ServedName)
+	if a.ContextTokens > 0 {
+		add("--max-model-len", strconv.Itoa(a.ContextTokens))
+	}
+	if a.MemoryUtilization > 0 {
+		add("--gpu-memory-utilization", strconv.FormatFloat(a.MemoryUtilization, 'f', 2, 64))
+	}
+	if a.TensorParallel > 1 {
+		add("--tensor-parallel-size", strconv.Itoa(a.TensorParallel))
+	}
+	return append(args, a.Extra...)
+}
+
+// given says whether the user's words set a flag, in any of the spellings vLLM
+// takes: "--flag value", "--flag=value", underscores for dashes, -tp for one.
+func given(extra []string, flag string) bool {
+	return slices.ContainsFunc(extra, func(word string) bool {
+		name, _, _ := strings.Cut(word, "=")
+		if flag == "--tensor-parallel-size" && name == "-tp" {
+			return true
+		}
+		return strings.HasPrefix(name, "--") && strings.ReplaceAll(name, "_", "-") == flag
+	})
+}

@@ -1,0 +1,6 @@
+package controlplane
+
+import _ "embed"
+
+//go:embed stages.yaml
+var stages []byte

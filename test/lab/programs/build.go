@@ -1,0 +1,233 @@
+package programs
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Builder compiles programs into a cache that outlives the tree.
+type Builder struct {
+	// Modules is the folder of the wrapper modules.
+	Modules string
+	// Cache holds one folder per set of inputs.
+	Cache string
+	// Say writes one line of progress.
+	Say func(format string, a ...any)
+	// Every is the time between two lines while a program compiles.
+	Every time.Duration
+}
+
+// Build makes sure that the program is in the cache and returns its path there.
+func (b *Builder) Build(ctx context.Context, p Program) (string, error) {
+	module := filepath.Join(b.Modules, p.Module)
+	key, err := b.key(ctx, p, module)
+	if err != nil {
+		return "", err
+	}
+	home := filepath.Join(b.Cache, key)
+	built := filepath.Join(home, p.Name)
+	if fileExists(built) {
+		b.Say("%s: already compiled", p.Name)
+		return built, nil
+	}
+	if err := os.MkdirAll(home, 0o700); err != nil {
+		return "", fmt.Errorf("making the cache of programs: %w", err)
+	}
+	unlock, err := b.lock(ctx, home, p)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if fileExists(built) { // by the build we waited for
+		b.Say("%s: already compiled", p.Name)
+		return built, nil
+	}
+	if err := b.compile(ctx, p, module, home, built); err != nil {
+		return "", fmt.Errorf("compiling %s: %w", p.Name, err)
+	}
+	return built, nil
+}
+
+// key names the inputs: the pinned modules, the flags and the compiler.
+func (b *Builder) key(ctx context.Context, p Program, module string) (string, error) {
+	h := sha256.New()
+	for _, name := range []string{"go.mod", "go.sum"} {
+		raw, err := os.ReadFile(filepath.Join(module, name)) // #nosec G304 -- the tree's own modules
+		if err != nil {
+			return "", fmt.Errorf("reading the pins of %s: %w", p.Name, err)
+		}
+		fmt.Fprintf(h, "%s %d\n", name, len(raw))
+		h.Write(raw)
+	}
+	// Asked inside the module: its go line may select another toolchain.
+	cmd := exec.CommandContext(ctx, "go", "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64")
+	cmd.Dir = module
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("asking the Go toolchain for its version: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	fmt.Fprintf(h, "%s\n%s\n", out, strings.Join(p.arguments("NAME"), "\x00"))
+	return hex.EncodeToString(h.Sum(nil))[:16], nil
+}
+
+func (p Program) arguments(out string) []string {
+	return []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", p.LDFlags, "-o", out, p.Package}
+}
+
+func (b *Builder) compile(ctx context.Context, p Program, module, home, built string) (err error) {
+	began := time.Now()
+	// Beside the target, so that the rename at the end stays on one file system. The
+	// lock is held: what an interrupted build left here belongs to nobody.
+	tmp := filepath.Join(home, "."+p.Name+".part")
+	if err := os.RemoveAll(tmp); err != nil {
+		return fmt.Errorf("clearing an interrupted build: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(tmp))
+		}
+	}()
+	// -v prints each package when it is compiled and changes nothing else.
+	args := append([]string{"build", "-v"}, p.arguments(tmp)[1:]...)
+	cmd := exec.CommandContext(ctx, "go", args...) // #nosec G204 -- from the fixed table
+	cmd.Dir = module
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// The compilers are children of the go command: the group goes with it.
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 5 * time.Second
+	seen := &packages{}
+	cmd.Stderr = seen
+	b.Say("%s: compiling, usually about %s on 2 cores", p.Name, p.Usual)
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("starting the Go toolchain: %w", err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	tick := time.NewTicker(b.Every)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err != nil {
+				return fmt.Errorf("%w:\n%s", err, seen.tail.String())
+			}
+			if err := os.Rename(tmp, built); err != nil {
+				return fmt.Errorf("keeping the program: %w", err)
+			}
+			b.Say("%s: compiled in %s", p.Name, time.Since(began).Round(time.Second))
+			return nil
+		case <-tick.C:
+			b.Say("%s: compiling for %s (usually about %s), %d packages done",
+				p.Name, time.Since(began).Round(time.Second), p.Usual, seen.count.Load())
+		}
+	}
+}
+
+// lock makes two builds of the same program wait for each other.
+func (b *Builder) lock(ctx context.Context, home string, p Program) (func(), error) {
+	f, err := os.OpenFile(filepath.Join(home, "."+p.Name+".lock"), os.O_CREATE|os.O_RDWR, 0o600) // #nosec G304 -- inside the cache
+	if err != nil {
+		return nil, fmt.Errorf("locking the cache of programs: %w", err)
+	}
+	for said := false; ; said = true {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("locking the cache of programs: %w", errors.Join(err, f.Close()))
+		}
+		if !said {
+			b.Say("%s: waiting for another build of it", p.Name)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), f.Close())
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// Link puts a cached program into a directory of programs, replacing an older one.
+func Link(built, dir, name string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil { // #nosec G301 -- programs are not secret
+		return fmt.Errorf("making the directory of programs: %w", err)
+	}
+	target := filepath.Join(dir, name)
+	have, err1 := os.Stat(target)
+	want, err2 := os.Stat(built)
+	if err1 == nil && err2 == nil && os.SameFile(have, want) {
+		return nil
+	}
+	tmp := filepath.Join(dir, "."+name+".part")
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("linking %s: %w", name, err)
+	}
+	// A hard link survives a cleared cache; across file systems only a copy does.
+	if err := os.Link(built, tmp); err != nil {
+		if err := copyFile(built, tmp); err != nil {
+			return fmt.Errorf("copying %s: %w", name, errors.Join(err, os.RemoveAll(tmp)))
+		}
+	}
+	if err := os.Rename(tmp, target); err != nil {
+		return fmt.Errorf("linking %s: %w", name, err)
+	}
+	return nil
+}
+
+func copyFile(from, to string) (err error) {
+	in, err := os.Open(from) // #nosec G304 -- inside the cache
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, in.Close()) }()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755) // #nosec G302 G304 -- a program
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}
+
+func fileExists(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular()
+}
+
+// packages counts the lines of `go build -v` and keeps the last of them, which
+// hold the errors.
+type packages struct {
+	count atomic.Int64
+	tail  bytes.Buffer
+}
+
+func (p *packages) Write(b []byte) (int, error) {
+	p.count.Add(int64(bytes.Count(b, []byte("\n"))))
+	const keep = 8 << 10
+	p.tail.Write(b)
+	if over := p.tail.Len() - keep; over > 0 {
+		p.tail.Next(over)
+	}
+	return len(b), nil
+}

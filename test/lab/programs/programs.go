@@ -1,0 +1,68 @@
+// Package programs knows the upstream programs a lab runs: which there are, how
+// they are compiled from their pinned modules, and where a built set lies.
+//
+// It does not know what they are for.
+package programs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Program is one program compiled from a wrapper module.
+type Program struct {
+	Name string
+	// Module is the folder under test/lab/modules that pins it.
+	Module string
+	// Package is its main package.
+	Package string
+	// LDFlags are the linker flags.
+	LDFlags string
+	// Usual is how long the first build took on two cores.
+	Usual time.Duration
+}
+
+// All lists the programs in the order in which they are built: the ones of one
+// module follow each other, as they share most packages.
+func All() []Program {
+	const strip = "-s -w"
+	// Without the version kube-apiserver reports a placeholder that clients can't parse.
+	const kubernetes = strip + " -X k8s.io/component-base/version.gitVersion=v1.36.3"
+	return []Program{
+		{Name: "kube-apiserver", Module: "kubernetes", Package: "k8s.io/kubernetes/cmd/kube-apiserver", LDFlags: kubernetes, Usual: 10 * time.Minute},
+		{Name: "kube-controller-manager", Module: "kubernetes", Package: "k8s.io/kubernetes/cmd/kube-controller-manager", LDFlags: kubernetes, Usual: 5 * time.Minute},
+		{Name: "kube-scheduler", Module: "kubernetes", Package: "k8s.io/kubernetes/cmd/kube-scheduler", LDFlags: kubernetes, Usual: 2 * time.Minute},
+		{Name: "kine", Module: "kine", Package: "github.com/k3s-io/kine", LDFlags: strip, Usual: 5 * time.Minute},
+		{Name: "kwok", Module: "kwok", Package: "sigs.k8s.io/kwok/cmd/kwok", LDFlags: strip, Usual: 90 * time.Second},
+		{Name: "helm", Module: "helm", Package: "helm.sh/helm/v3/cmd/helm", LDFlags: strip, Usual: 2 * time.Minute},
+	}
+}
+
+// ErrMissing means that a program has not been built.
+var ErrMissing = errors.New("not built yet")
+
+// Set is a directory of built programs.
+type Set struct{ dir string }
+
+// Find checks that a directory holds the named programs.
+func Find(dir string, names ...string) (Set, error) {
+	var missing []string
+	for _, name := range names {
+		info, err := os.Stat(filepath.Join(dir, name))
+		if err != nil || info.IsDir() || info.Mode()&0o111 == 0 {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 {
+		return Set{}, fmt.Errorf("looking for the lab's programs in %s: %s: %w; build them once with `llmbox-lab build` or `make lab`",
+			dir, strings.Join(missing, ", "), ErrMissing)
+	}
+	return Set{dir: dir}, nil
+}
+
+// Path is where a program lies.
+func (s Set) Path(name string) string { return filepath.Join(s.dir, name) }

@@ -1,0 +1,3 @@
+module example.invalid/broken
+
+go 1.26.0

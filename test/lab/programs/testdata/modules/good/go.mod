@@ -1,0 +1,3 @@
+module example.invalid/good
+
+go 1.26.0
