@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"time"
@@ -54,6 +55,9 @@ type Client struct {
 	Mapper    meta.ResettableRESTMapper
 	// Version is what the API server calls itself, such as "v1.36.4+k3s1".
 	Version string
+
+	transport http.RoundTripper
+	baseURL   *url.URL
 }
 
 // Connect reads the kubeconfig (empty: $KUBECONFIG, then the default place),
@@ -102,7 +106,9 @@ func New(ctx context.Context, cfg *rest.Config, timeout time.Duration) (*Client,
 	cached := memory.NewMemCacheClient(disco)
 	c := &Client{
 		REST: cfg, Kube: kube, Dynamic: dyn, Discovery: cached,
-		Mapper: restmapper.NewDeferredDiscoveryRESTMapper(cached),
+		Mapper:    restmapper.NewDeferredDiscoveryRESTMapper(cached),
+		transport: httpClient.Transport,
+		baseURL:   disco.RESTClient().Get().URL(),
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

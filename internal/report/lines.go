@@ -40,14 +40,17 @@ type Lines struct {
 	o       LinesOptions
 	l       look
 	t       *Timeline
-	said    map[string]saidLine
+	said    map[string]*saidLine
 	nameCol int
 	closed  bool
 }
 
+// saidLine is what a step said last, and what it has to say since.
 type saidLine struct {
 	message string
 	at      time.Time
+	held    event.Event
+	holding bool
 }
 
 // NewLines makes a plain renderer that writes to w.
@@ -58,7 +61,7 @@ func NewLines(w io.Writer, o LinesOptions) *Lines {
 	l := plainLook()
 	// A log file is UTF-8 whatever the locale; the text of errors stays whole.
 	l.ascii = false
-	return &Lines{out: w, o: o, l: l, t: NewTimeline(), said: map[string]saidLine{}, nameCol: 12}
+	return &Lines{out: w, o: o, l: l, t: NewTimeline(), said: map[string]*saidLine{}, nameCol: 12}
 }
 
 // Emit implements event.Sink.
@@ -69,21 +72,34 @@ func (p *Lines) Emit(e event.Event) {
 	if p.closed {
 		return
 	}
+	top, phase := splitPath(e.Step)
+	switch e.Type {
+	case event.StepProgress:
+		p.progress(e)
+	case event.StepDone, event.StepFailed, event.StepSkipped:
+		if phase == "" {
+			delete(p.said, top)
+		} else if s := p.said[top]; s != nil {
+			s.holding = false
+		}
+	case event.RunStarted, event.StepStarted, event.FindingMade, event.Log, event.RunDone:
+	}
+	p.speak(e.Time)
 	switch e.Type {
 	case event.RunStarted:
 		p.runStarted(e)
 	case event.StepStarted:
-		if _, phase := splitPath(e.Step); phase == "" {
+		if phase == "" {
+			p.said[top] = &saidLine{at: e.Time}
 			p.step(e, "started")
 		}
 	case event.StepProgress:
-		p.progress(e)
 	case event.StepDone:
 		p.stepDone(e)
 	case event.StepFailed:
 		p.stepFailed(e)
 	case event.StepSkipped:
-		if _, phase := splitPath(e.Step); phase == "" {
+		if phase == "" {
 			p.step(e, joinNonEmpty(": ", "skipped", e.Message))
 		}
 	case event.FindingMade:
@@ -129,22 +145,38 @@ func (p *Lines) runStarted(e event.Event) {
 	p.line(e, joinNonEmpty(": ", title, e.Message, plural(len(e.Plan), "step")))
 }
 
+// progress holds a reason back until the step has been silent for long enough,
+// and only the newest one: steps that are over at once say nothing between
+// started and done.
 func (p *Lines) progress(e event.Event) {
-	top, phase := splitPath(e.Step)
-	span := Span{Message: e.Message, Done: e.Done, Total: e.Total, Unit: e.Unit}
-	message := joinNonEmpty(": ", phase, span.reason())
-	if message == "" {
-		return
+	top, _ := splitPath(e.Step)
+	last := p.said[top]
+	if last == nil {
+		// The run was joined in the middle: say it at once.
+		last = &saidLine{at: e.Time.Add(-p.o.Every)}
+		p.said[top] = last
 	}
-	last, spoke := p.said[top]
-	if spoke {
-		since := e.Time.Sub(last.at)
-		if since < p.o.Every || last.message == message && since < linesStill {
-			return
+	last.held, last.holding = e, true
+}
+
+// speak writes the held reasons whose time has come.
+func (p *Lines) speak(now time.Time) {
+	for _, s := range p.t.Steps {
+		last := p.said[s.Path]
+		if last == nil || !last.holding || now.Sub(last.at) < p.o.Every {
+			continue
 		}
+		_, phase := splitPath(last.held.Step)
+		span := Span{Message: last.held.Message, Done: last.held.Done, Total: last.held.Total, Unit: last.held.Unit}
+		message := joinNonEmpty(": ", phase, span.reason())
+		if message == "" || message == last.message && now.Sub(last.at) < linesStill {
+			continue
+		}
+		e := last.held
+		e.Time = now
+		*last = saidLine{message: message, at: now}
+		p.step(e, message)
 	}
-	p.said[top] = saidLine{message, e.Time}
-	p.step(e, message)
 }
 
 func (p *Lines) stepDone(e event.Event) {

@@ -67,7 +67,7 @@ func screenLook(ascii bool) look {
 				finding.OK: "✓", finding.Info: "i", finding.Warn: "▲", finding.Fail: "✗",
 			},
 			spinner: spinner.MiniDot.Frames, spinnerFPS: spinner.MiniDot.FPS,
-			full: "━", empty: "─", bar: "━", rail: "─",
+			full: "━", empty: "─", bar: "━", rail: " ",
 			ellipsis: "…", dot: "·", arrow: "→", simulated: "~", rule: "─",
 		}
 	}

@@ -85,11 +85,9 @@ type model struct {
 	title string
 	look  look
 	now   func() time.Time
-	// interrupt asks the run to stop; beforeSuspend and afterResume bracket the
-	// time the process is stopped. None of them may block.
-	interrupt                  func()
-	beforeSuspend, afterResume func()
-	hasKeys                    bool
+	// interrupt asks the run to stop, suspend the process. Neither may block.
+	interrupt, suspend func()
+	hasKeys            bool
 
 	width, height int
 	frame         int
@@ -120,7 +118,7 @@ func newModel(b *board, l look, title string, now func() time.Time) *model {
 	}
 	m := &model{
 		board: b, title: l.text(title), look: l, now: now,
-		interrupt: func() {}, beforeSuspend: func() {}, afterResume: func() {},
+		interrupt: func() {}, suspend: func() {},
 		keys: newKeys(l), help: help.New(), view: viewport.New(),
 	}
 	m.help.Styles = help.Styles{
@@ -146,15 +144,13 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		return m, m.tick()
 	case tea.WindowSizeMsg:
 		m.width, m.height = msg.Width, msg.Height
-	case tea.ResumeMsg:
-		m.afterResume()
 	case tea.KeyPressMsg:
-		return m, m.key(msg)
+		m.key(msg)
 	}
 	return m, nil
 }
 
-func (m *model) key(msg tea.KeyPressMsg) tea.Cmd {
+func (m *model) key(msg tea.KeyPressMsg) {
 	switch {
 	case key.Matches(msg, m.keys.Kill):
 		m.asked++
@@ -167,8 +163,7 @@ func (m *model) key(msg tea.KeyPressMsg) tea.Cmd {
 			m.interrupt()
 		}
 	case key.Matches(msg, m.keys.Suspend):
-		m.beforeSuspend()
-		return tea.Suspend
+		m.suspend()
 	case key.Matches(msg, m.keys.Logs):
 		m.toggle(logPane)
 	case key.Matches(msg, m.keys.Checks):
@@ -180,7 +175,6 @@ func (m *model) key(msg tea.KeyPressMsg) tea.Cmd {
 	default:
 		m.scroll(msg)
 	}
-	return nil
 }
 
 func (m *model) toggle(p pane) {
@@ -482,7 +476,7 @@ func (m *model) list(t *Timeline, w, h int) []string {
 	l := m.look
 	steps, over, later := t.Steps, 0, 0
 	if len(steps) > h {
-		steps, over, later = foldSteps(t.Steps, h)
+		steps, over, later = t.fold(h)
 	}
 	var lines []string
 	if over > 0 {
@@ -493,10 +487,7 @@ func (m *model) list(t *Timeline, w, h int) []string {
 		spare--
 	}
 	for _, s := range steps {
-		more := m.extra(s, w)
-		if len(more) > spare {
-			more = clip(more, max(spare, 0))
-		}
+		more := m.extra(s, w, spare)
 		spare -= len(more)
 		switch {
 		case len(more) > 0 && s.State == Running:
@@ -515,10 +506,10 @@ func (m *model) list(t *Timeline, w, h int) []string {
 	return lines[:min(len(lines), h)]
 }
 
-// foldSteps picks the steps to show in h rows, the rows of the folds included.
-func foldSteps(all []*Step, h int) (show []*Step, over, later int) {
-	for _, s := range all {
-		if s.State == Done || s.State == Skipped {
+// fold picks the steps to show in h rows, the rows of the folds included.
+func (t *Timeline) fold(h int) (show []*Step, over, later int) {
+	for _, s := range t.Steps {
+		if t.over(s) {
 			over++
 			continue
 		}
@@ -546,9 +537,9 @@ func foldSteps(all []*Step, h int) (show []*Step, over, later int) {
 	keep := h - len(active)
 	later = len(pending) - keep
 	show = show[:0]
-	for _, s := range all {
+	for _, s := range t.Steps {
 		switch {
-		case s.State == Done || s.State == Skipped:
+		case t.over(s):
 		case s.State != Pending:
 			show = append(show, s)
 		case keep > 0:
@@ -610,10 +601,13 @@ func (m *model) titleWidth(t *Timeline, w int) int {
 	return min(width, w/3)
 }
 
-// extra is what a step has to say beyond its row, if it gets lines of its own:
-// the whole reason of one at work, error and fix of one that failed.
-func (m *model) extra(s *Step, w int) []string {
+// extra is what a step has to say beyond its row, in at most room lines of its
+// own: the whole reason of one at work, error and fix of one that failed.
+func (m *model) extra(s *Step, w, room int) []string {
 	l := m.look
+	if room <= 0 {
+		return nil
+	}
 	switch s.State {
 	case Running:
 		if _, reason := m.phaseAndReason(s); reason != "" && w < wideAt {
@@ -621,14 +615,15 @@ func (m *model) extra(s *Step, w int) []string {
 		}
 	case Failed:
 		msg, fix := s.Trouble()
-		lines := clip(l.labelled("   ", "error", msg, w-1, true), 4)
-		return append(lines, clip(l.labelled("   ", "fix  ", fix, w-1, true), 3)...)
+		out := clip(l.labelled("   ", "fix  ", fix, w-1, true), min(3, room-1))
+		// The way out comes before the end of a long error.
+		return append(clip(l.labelled("   ", "error", msg, w-1, true), min(4, room-len(out))), out...)
 	case Pending, Done, Skipped, Stopped:
 	}
 	return nil
 }
 
-func clip(lines []string, n int) []string { return lines[:min(len(lines), n)] }
+func clip(lines []string, n int) []string { return lines[:max(min(len(lines), n), 0)] }
 
 func (m *model) titleOf(s *Step, w int) string {
 	l := m.look

@@ -14,6 +14,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/colorprofile"
 	"github.com/charmbracelet/x/term"
+	"golang.org/x/sys/unix"
 
 	"github.com/llmbox-dev/llmbox/internal/event"
 )
@@ -58,10 +59,13 @@ func startScreen(o Options) *screen {
 	if o.Interrupt != nil {
 		m.interrupt = func() { go o.Interrupt() }
 	}
-	// While Bubble Tea stops the process itself, the signal must do what it
-	// does by default.
-	m.beforeSuspend = func() { signal.Stop(s.suspend) }
-	m.afterResume = func() { signal.Notify(s.suspend, syscall.SIGTSTP) }
+	m.suspend = func() {
+		// The signal's own way, so that there is one.
+		select {
+		case s.suspend <- syscall.SIGTSTP:
+		default:
+		}
+	}
 	if f, ok := o.Keys.(*os.File); ok && term.IsTerminal(f.Fd()) {
 		s.keysFile = f
 		if state, err := term.GetState(f.Fd()); err == nil {
@@ -99,12 +103,34 @@ func (s *screen) signals() {
 		case <-s.hangup:
 			s.program.Kill()
 		case <-s.suspend:
-			signal.Stop(s.suspend)
-			s.program.Send(tea.SuspendMsg{})
+			s.stop()
 		case <-s.ended:
 			return
 		}
 	}
+}
+
+// stop gives the terminal back and stops the process, as SIGTSTP would if
+// nobody had caught it, until somebody continues it. It sends SIGSTOP because
+// the Go runtime doesn't bring a signal's default action back once it was
+// caught; to the whole group, because in `curl … | sh` the shell belongs to the
+// job.
+func (s *screen) stop() {
+	if !canSuspend() {
+		return
+	}
+	if err := s.program.ReleaseTerminal(); err != nil {
+		return
+	}
+	// Another thread may be the one that takes the signal, so that this one
+	// still runs for a moment: only SIGCONT says that it is over.
+	awake := make(chan os.Signal, 1)
+	signal.Notify(awake, unix.SIGCONT)
+	defer signal.Stop(awake)
+	if err := unix.Kill(0, unix.SIGSTOP); err == nil {
+		<-awake
+	}
+	_ = s.program.RestoreTerminal()
 }
 
 // Emit implements event.Sink. It only notes the event; drawing happens when the

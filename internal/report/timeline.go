@@ -414,12 +414,38 @@ func (t *Timeline) find(name string) *Step {
 	return nil
 }
 
-// Counts returns how many steps are over (done or skipped), at work, and failed.
+// blocked says whether a step was skipped because something it needs failed, as
+// opposed to because there was nothing to do.
+func (t *Timeline) blocked(s *Step) bool { return t.blockedBelow(s, map[*Step]bool{}) }
+
+func (t *Timeline) blockedBelow(s *Step, seen map[*Step]bool) bool {
+	if s.State != Skipped || seen[s] {
+		return false
+	}
+	seen[s] = true
+	for _, n := range s.Needs {
+		need := t.find(n)
+		if need != nil && (need.State == Failed || t.blockedBelow(need, seen)) {
+			return true
+		}
+	}
+	return false
+}
+
+// over says whether a step needs no more attention.
+func (t *Timeline) over(s *Step) bool {
+	return s.State == Done || s.State == Skipped && !t.blocked(s)
+}
+
+// Counts returns how many steps are over (done, or skipped because there was
+// nothing to do), at work, and failed.
 func (t *Timeline) Counts() (over, running, failed int) {
 	for _, s := range t.Steps {
 		switch s.State {
 		case Done, Skipped:
-			over++
+			if t.over(s) {
+				over++
+			}
 		case Running:
 			running++
 		case Failed:
@@ -440,7 +466,9 @@ func (t *Timeline) Fraction() float64 {
 	for _, s := range t.Steps {
 		switch s.State {
 		case Done, Skipped:
-			sum++
+			if t.over(s) {
+				sum++
+			}
 		case Running:
 			sum += s.fraction()
 		case Pending, Failed, Stopped:

@@ -26,7 +26,7 @@ func main() {
 }
 
 func run() error {
-	speed := flag.Float64("speed", 1, "how many times faster than it was recorded")
+	speed := flag.Float64("speed", 1, "how many times faster than it was recorded; 0 means at once, with the recorded times")
 	until := flag.Duration("until", 0, "show the run up to this point at once, then hold; 0 means play to the end")
 	title := flag.String("title", "llmbox rehearse", "title of the screen")
 	output := flag.String("output", "text", "text or json")
@@ -54,9 +54,7 @@ func run() error {
 	}
 	// With -until the clock stands still, so that a picture taken twice is the
 	// same picture.
-	shift := time.Since(events[0].Time)
 	if *until > 0 {
-		shift = 0
 		at := events[0].Time.Add(*until)
 		o.Now = func() time.Time { return at }
 	}
@@ -92,23 +90,22 @@ play:
 			panic("on purpose")
 		}
 		since := e.Time.Sub(first)
-		if *until > 0 {
+		switch {
+		case *until > 0:
 			if since > *until {
 				<-stop
 				interrupted = true
-				break
+				break play
 			}
-		} else {
+		case *speed > 0:
+			at := start.Add(time.Duration(float64(since) / *speed))
 			select {
 			case <-stop:
 				interrupted = true
 				break play
-			case <-time.After(time.Until(start.Add(time.Duration(float64(since) / *speed)))):
+			case <-time.After(time.Until(at)):
 			}
-			e.Time = e.Time.Add(shift)
-			if *speed != 1 {
-				e.Time = start.Add(time.Duration(float64(since) / *speed))
-			}
+			e.Time = at
 		}
 		sink.Emit(e)
 	}

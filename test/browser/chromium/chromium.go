@@ -10,8 +10,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/log"
@@ -37,7 +39,7 @@ func Start(ctx context.Context) (*Browser, error) {
 		return nil, err
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
-		chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU,
+		chromedp.ExecPath(path), chromedp.WSURLReadTimeout(time.Minute), chromedp.NoSandbox, chromedp.DisableGPU,
 		chromedp.Flag("hide-scrollbars", false))
 	alloc, stopAlloc := chromedp.NewExecAllocator(ctx, options...)
 	tab, stopTab := chromedp.NewContext(alloc)
@@ -151,7 +153,7 @@ func (b *Browser) Open(path string, size Size, looks ...func(context.Context) er
 }
 
 // Picture takes a picture of the element that selector names, in a page of this
-// HTML, at twice the size for sharp letters.
+// HTML, at one and a half times the size for sharp letters.
 func (b *Browser) Picture(ctx context.Context, html, selector string) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "picture-")
 	if err != nil {
@@ -165,11 +167,17 @@ func (b *Browser) Picture(ctx context.Context, html, selector string) ([]byte, e
 	tab, stop := chromedp.NewContext(b.ctx)
 	defer stop()
 	var png []byte
+	var clip page.Viewport
 	err = chromedp.Run(tab,
-		emulation.SetDeviceMetricsOverride(2400, 1600, 1.5, false),
-		emulation.SetDefaultBackgroundColorOverride().WithColor(nil),
+		emulation.SetDeviceMetricsOverride(2400, 1600, 1, false),
 		chromedp.Navigate("file://"+file),
-		chromedp.Screenshot(selector, &png, chromedp.NodeVisible),
+		chromedp.Evaluate(`(({x, y, width, height}) => ({x, y, width, height, scale: 1.5}))(document.querySelector(`+
+			strconv.Quote(selector)+`).getBoundingClientRect())`, &clip),
+		chromedp.ActionFunc(func(ctx context.Context) error {
+			var err error
+			png, err = page.CaptureScreenshot().WithClip(&clip).Do(ctx)
+			return err
+		}),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("taking picture: %w", err)

@@ -63,7 +63,7 @@ func run(title, from, to string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	b, err := chromium.Start(ctx)
 	if err != nil {

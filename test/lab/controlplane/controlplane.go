@@ -212,7 +212,7 @@ func (p *Plane) start(name, program string, args ...string) error {
 		Log:  p.dir.Join("logs", name+".log"),
 		// Nothing of the caller's environment: neither its kubeconfig nor its proxies
 		// nor a ~/.kwok may take part.
-		Env: []string{"HOME=" + p.dir.Path, "TMPDIR=" + p.dir.Path, "PATH=/usr/bin:/bin", "GOGC=" + os.Getenv("XGOGC")},
+		Env: []string{"HOME=" + p.dir.Path, "TMPDIR=" + p.dir.Path, "PATH=/usr/bin:/bin"},
 	})
 	if err != nil {
 		return err

@@ -123,6 +123,9 @@ func Run(ctx context.Context, o Options, ready func(Ready) error) (err error) {
 	if err := untilUsable(starting, config, nodes, group); err != nil {
 		return parts.reason(err)
 	}
+	if err := untilServed(starting, plane.EgressSocket()); err != nil {
+		return parts.reason(err)
+	}
 	pids := group.PIDs()
 	pids["supervisor"] = os.Getpid()
 	if err := ready(Ready{
