@@ -335,7 +335,7 @@ func probePod(name string) *corev1.Pod {
 				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 			},
 			Containers: []corev1.Container{{
-				Name: "probe", Image: "docker.io/vllm/vllm-openai:v0.32.0",
+				Name: "probe", Image: "docker.io/vllm/vllm-openai:admission-probe",
 				SecurityContext: &corev1.SecurityContext{
 					AllowPrivilegeEscalation: &no,
 					Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},

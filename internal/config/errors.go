@@ -48,18 +48,19 @@ func Problems(err error) []*Error {
 	if err == nil {
 		return nil
 	}
-	// errors.As would stop at the first of several joined errors.
-	if many, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the tree is walked here
+	var many interface{ Unwrap() []error }
+	if errors.As(err, &many) {
 		var all []*Error
 		for _, one := range many.Unwrap() {
 			all = append(all, Problems(one)...)
 		}
 		return all
 	}
-	if e, ok := err.(*Error); ok { //nolint:errorlint // the tree is walked here
+	var e *Error
+	if errors.As(err, &e) {
 		return []*Error{e}
 	}
-	return Problems(errors.Unwrap(err))
+	return nil
 }
 
 // problems collects errors so that a person sees all of them at once.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -67,6 +68,7 @@ type htmlPage struct {
 	Started, StartedMachine string
 	Facts                   []htmlFact
 	Ticks                   []htmlTick
+	Legend                  []htmlKey
 	Rows                    []htmlRow
 	Failures                []htmlFailure
 	RunError, RunFix        string
@@ -84,6 +86,8 @@ type htmlTick struct {
 	Left string
 	Text string
 }
+
+type htmlKey struct{ Kind, Name string }
 
 type htmlBar struct {
 	Left, Width string
@@ -152,8 +156,10 @@ func (t *Timeline) htmlPage(m Meta) htmlPage {
 	}
 	p.Facts = t.htmlFacts()
 	p.Ticks = ticks(total)
+	var kinds map[string]string
+	p.Legend, kinds = t.phaseKinds()
 	for i, s := range t.Steps {
-		row := t.htmlRow(s, fmt.Sprintf("step-%d", i+1))
+		row := t.htmlRow(s, fmt.Sprintf("step-%d", i+1), kinds)
 		p.Critical = p.Critical || s.Critical
 		p.Rows = append(p.Rows, row)
 		if s.State == Failed {
@@ -209,7 +215,32 @@ func (t *Timeline) htmlFacts() []htmlFact {
 	return facts
 }
 
-func (t *Timeline) htmlRow(s *Step, anchor string) htmlRow {
+// phaseKinds gives each kind of phase one colour in all rows, in the order in
+// which a step that has them all goes through them.
+func (t *Timeline) phaseKinds() (legend []htmlKey, kinds map[string]string) {
+	const colors = 3
+	last := map[string]int{}
+	var names []string
+	for _, s := range t.Steps {
+		for i, p := range s.Phases {
+			if _, known := last[p.Name]; !known {
+				names = append(names, p.Name)
+			}
+			last[p.Name] = max(last[p.Name], i)
+		}
+	}
+	slices.SortStableFunc(names, func(a, b string) int { return last[a] - last[b] })
+	kinds = map[string]string{}
+	for i, name := range names {
+		kinds[name] = fmt.Sprintf("p%d", i%colors)
+		if len(names) <= 2*colors {
+			legend = append(legend, htmlKey{kinds[name], name})
+		}
+	}
+	return legend, kinds
+}
+
+func (t *Timeline) htmlRow(s *Step, anchor string, kinds map[string]string) htmlRow {
 	stop := t.Stop()
 	by, simulated := s.Actors()
 	row := htmlRow{
@@ -236,8 +267,8 @@ func (t *Timeline) htmlRow(s *Step, anchor string) htmlRow {
 	}
 	row.Start, row.Time = clock(s.Start.Sub(t.Start)), short(s.Elapsed(stop))
 	row.Bar = t.htmlBar(&s.Span, "step", s.Title)
-	for i, p := range s.Phases {
-		b := t.htmlBar(&p.Span, fmt.Sprintf("p%d", i%3), p.Name)
+	for _, p := range s.Phases {
+		b := t.htmlBar(&p.Span, kinds[p.Name], p.Name)
 		row.PhaseBars = append(row.PhaseBars, *b)
 		hp := htmlPhase{
 			Name: p.Name, Start: clock(p.Start.Sub(t.Start)), Time: short(p.Elapsed(stop)), State: p.State,
@@ -246,10 +277,13 @@ func (t *Timeline) htmlRow(s *Step, anchor string) htmlRow {
 		if p.State == Done && p.Total > 0 {
 			hp.Count = quantity(p.Done, 0, p.Unit)
 		}
-		hp.Waits, hp.More = p.htmlWaits(t)
+		// One reason that ended well is what the phase's name says already.
+		if p.State != Done || len(p.waits) > 1 {
+			hp.Waits, hp.More = p.htmlWaits(t)
+		}
 		row.Phases = append(row.Phases, hp)
 	}
-	if len(s.Phases) == 0 && len(s.waits) > 0 {
+	if len(s.Phases) == 0 && len(s.waits) > 1 {
 		hp := htmlPhase{Name: "work", Start: row.Start, Time: row.Time, State: s.State,
 			Simulated: s.Simulated, SimulatedBy: row.SimulatedBy}
 		hp.Waits, hp.More = s.htmlWaits(t)

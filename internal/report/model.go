@@ -67,7 +67,7 @@ func newKeys(l look) keys {
 
 // ShortHelp implements help.KeyMap.
 func (k keys) ShortHelp() []key.Binding {
-	return []key.Binding{k.Quit, k.Logs, k.Checks, k.Up, k.Help}
+	return []key.Binding{k.Quit, k.Logs, k.Checks, k.Help, k.Up}
 }
 
 // FullHelp implements help.KeyMap.
@@ -615,15 +615,26 @@ func (m *model) extra(s *Step, w, room int) []string {
 		}
 	case Failed:
 		msg, fix := s.Trouble()
-		out := clip(l.labelled("   ", "fix  ", fix, w-1, true), min(3, room-1))
 		// The way out comes before the end of a long error.
-		return append(clip(l.labelled("   ", "error", msg, w-1, true), min(4, room-len(out))), out...)
+		out := l.clip(l.labelled("   ", "fix  ", fix, w-2, true), min(3, room-1))
+		return append(l.clip(l.labelled("   ", "error", msg, w-2, true), min(4, room-len(out))), out...)
 	case Pending, Done, Skipped, Stopped:
 	}
 	return nil
 }
 
-func clip(lines []string, n int) []string { return lines[:max(min(len(lines), n), 0)] }
+// clip keeps the first n lines, and shows where it left some out.
+func (l look) clip(lines []string, n int) []string {
+	if n <= 0 {
+		return nil
+	}
+	if len(lines) <= n {
+		return lines
+	}
+	lines = lines[:n]
+	lines[n-1] += l.ellipsis
+	return lines
+}
 
 func (m *model) titleOf(s *Step, w int) string {
 	l := m.look

@@ -88,7 +88,7 @@ func TestScreenFitsEverySize(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"run", "failed"} {
-		for _, after := range []time.Duration{-time.Second, 0, 500 * time.Millisecond, 9 * time.Second, 30 * time.Second, time.Minute} {
+		for _, after := range []time.Duration{-time.Second, 9 * time.Second, time.Minute} {
 			for _, ascii := range []bool{false, true} {
 				if ascii && name == "failed" {
 					continue

@@ -256,6 +256,9 @@ func (s *Span) apply(e event.Event) {
 	case event.StepDone:
 		begin()
 		s.State, s.End, s.Message = Done, e.Time, e.Message
+		if e.Done > 0 || e.Total > 0 {
+			s.Done, s.Total, s.Unit = e.Done, e.Total, e.Unit
+		}
 	case event.StepFailed:
 		begin()
 		s.State, s.End, s.Message = Failed, e.Time, e.Message

@@ -93,7 +93,7 @@ func Start(ctx context.Context, o Options) error {
 		newKEDA(p),
 		vault.actor(),
 		vault.unsealer(),
-		newExternalSecrets(p),
+		newExternalSecrets(p, vault),
 		newKyverno(p),
 	}
 	var work sync.WaitGroup

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"text/template"
 	"time"
 
@@ -36,30 +37,31 @@ const (
 // It knows ClusterSecretStores of Vault with Kubernetes auth, data, dataFrom
 // extract, and templates without functions; no other provider, no generators,
 // no rewrite, no PushSecret.
-type externalSecretsOperator struct{ *plane }
+type externalSecretsOperator struct {
+	*plane
+	changes atomic.Int64 // of Vault
+	// checked remembers, per store, what it was last validated against.
+	checked map[string]validation
+}
 
-func newExternalSecrets(p *plane) *actor {
-	e := &externalSecretsOperator{p}
+type validation struct {
+	against string
+	failure error
+}
+
+func newExternalSecrets(p *plane, v *vault) *actor {
+	e := &externalSecretsOperator{plane: p, checked: map[string]validation{}}
 	a := &actor{
 		name:      esoActor,
-		watches:   []kind{deployments, secrets, secretStores, externalSecrets, services, endpointSlices},
+		watches:   []kind{deployments, statefulSets, secrets, secretStores, externalSecrets, services, endpointSlices},
 		reconcile: e.reconcile,
 		period:    5 * time.Second, // refresh intervals
 	}
-	if s := p.directory.servers[address{vaultNamespace, vaultWorkload, vaultPort}]; s != nil {
-		s.handler = notifying(s.handler, a.signal)
-	}
-	return a
-}
-
-// notifying calls after each request that may have changed something.
-func notifying(h http.Handler, signal func()) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(w, r)
-		if r.Method != http.MethodGet && r.Header.Get("User-Agent") != esoActor {
-			signal()
-		}
+	v.onChange = append(v.onChange, func() {
+		e.changes.Add(1)
+		a.signal()
 	})
+	return a
 }
 
 func (e *externalSecretsOperator) reconcile(ctx context.Context) error {
@@ -192,13 +194,22 @@ func serviceOf(server string) (namespace, name string, port int64, err error) {
 	return parts[1], parts[0], port, nil
 }
 
+// validate tries a login, again only after the store or Vault changed.
 func (e *externalSecretsOperator) validate(ctx context.Context, r *role, store *unstructured.Unstructured) error {
-	client, err := e.login(ctx, r, store)
-	if err != nil {
-		return err
+	against := fmt.Sprintf("%s %d %d", store.GetUID(), store.GetGeneration(), e.changes.Load())
+	if pod := e.readyPod(vaultNamespace, vaultWorkload); pod != nil {
+		against += " " + string(pod.GetUID())
 	}
-	client.close(ctx)
-	return nil
+	last := e.checked[store.GetName()]
+	if last.against == against {
+		return last.failure
+	}
+	client, err := e.login(ctx, r, store)
+	if err == nil {
+		client.close(ctx)
+	}
+	e.checked[store.GetName()] = validation{against, err}
+	return err
 }
 
 func (c *vaultClient) close(ctx context.Context) {
@@ -239,7 +250,7 @@ func (e *externalSecretsOperator) sync(ctx context.Context, r *role, es *unstruc
 	if failure != nil && passing(failure) {
 		return failure
 	}
-	return errors.Join(failure, r.status(ctx, externalSecrets, es, func(status map[string]any) {
+	written := r.status(ctx, externalSecrets, es, func(status map[string]any) {
 		if failure != nil {
 			status["conditions"] = conditions(status["conditions"], no("Ready", "SecretSyncedError", "could not get secret data from provider: "+failure.Error(), 0))
 			return
@@ -248,7 +259,11 @@ func (e *externalSecretsOperator) sync(ctx context.Context, r *role, es *unstruc
 		status["syncedResourceVersion"] = version
 		status["binding"] = map[string]any{"name": name}
 		status["conditions"] = conditions(status["conditions"], yes("Ready", reason, message, 0))
-	}))
+	})
+	if failure != nil {
+		return errors.Join(written, fmt.Errorf("%w: %w", errWaiting, failure))
+	}
+	return written
 }
 
 // inputs changes with the spec, the labels and the annotations (so that an

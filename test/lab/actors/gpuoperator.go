@@ -47,7 +47,7 @@ func newGPUOperator(p *plane, o Options) *actor {
 	g := &gpuOperator{plane: p, gpus: o.GPUs, product: o.ProductName, memory: o.MemoryMiB}
 	return &actor{
 		name:      "rehearsal/gpu-operator",
-		watches:   []kind{deployments, daemonSets, nodes, pods, clusterPolicies, runtimeClasses},
+		watches:   []kind{deployments, daemonSets, services, nodes, pods, clusterPolicies, runtimeClasses, serviceMonitors},
 		reconcile: g.reconcile,
 	}
 }
@@ -78,6 +78,7 @@ func (g *gpuOperator) reconcile(ctx context.Context) error {
 			missing++
 		}
 	}
+	errs = append(errs, g.metrics(ctx, r, policy))
 	gpuNodes := 0
 	for _, node := range g.list(nodes, "") {
 		if node.GetLabels()[pciLabel] != "true" || g.gpus == 0 {
@@ -223,6 +224,34 @@ func (g *gpuOperator) runtimeClass(ctx context.Context, r *role, policy *unstruc
 		"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": "nvidia",
 		"metadata": map[string]any{"name": name, "ownerReferences": owner(policy)},
 	})
+}
+
+// metrics makes DCGM exporter's Service and, where the kind exists, its monitor.
+func (g *gpuOperator) metrics(ctx context.Context, r *role, policy *unstructured.Unstructured) error {
+	const name = "nvidia-dcgm-exporter"
+	if !enabled(policy, "dcgmExporter") {
+		return nil
+	}
+	labels := map[string]any{"app": name}
+	port := map[string]any{"name": "gpu-metrics", "port": 9400, "targetPort": 9400}
+	err := r.ensure(ctx, services, map[string]any{
+		"apiVersion": "v1", "kind": "Service",
+		"metadata": map[string]any{"name": name, "namespace": gpuNamespace, "labels": labels, "ownerReferences": owner(policy)},
+		"spec":     map[string]any{"selector": labels, "ports": []any{port}},
+	})
+	if g.indexer(serviceMonitors) == nil || !truth(policy.Object, "spec", "dcgmExporter", "serviceMonitor", "enabled") {
+		return err
+	}
+	endpoint := map[string]any{"port": "gpu-metrics", "path": "/metrics"}
+	if interval := str(policy.Object, "spec", "dcgmExporter", "serviceMonitor", "interval"); interval != "" {
+		endpoint["interval"] = interval
+	}
+	return errors.Join(err, r.ensure(ctx, serviceMonitors, map[string]any{
+		"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor",
+		"metadata": map[string]any{"name": name, "namespace": gpuNamespace, "labels": labels, "ownerReferences": owner(policy)},
+		"spec": map[string]any{"selector": map[string]any{"matchLabels": labels}, "endpoints": []any{endpoint},
+			"namespaceSelector": map[string]any{"matchNames": []any{gpuNamespace}}, "jobLabel": "app"},
+	}))
 }
 
 // daemonSet has what admission and the scheduler look at: names, images,

@@ -53,9 +53,9 @@ func (k *kyverno) reconcile(ctx context.Context) error {
 	// The policy webhooks are made first; those of resources follow the policies.
 	errs := []error{
 		k.certificates(ctx, r),
-		r.ensure(ctx, validatingHooks, k.configuration("ValidatingWebhookConfiguration", "kyverno-policy-validating-webhook-cfg", []any{
+		r.ensure(ctx, validatingHooks, k.configuration(validatingHooks, "ValidatingWebhookConfiguration", "kyverno-policy-validating-webhook-cfg", []any{
 			k.hook(r, "validate-policy.kyverno.svc", "/policyvalidate", "Fail", policyRules(), nil)})),
-		r.ensure(ctx, mutatingHooks, k.configuration("MutatingWebhookConfiguration", "kyverno-policy-mutating-webhook-cfg", []any{
+		r.ensure(ctx, mutatingHooks, k.configuration(mutatingHooks, "MutatingWebhookConfiguration", "kyverno-policy-mutating-webhook-cfg", []any{
 			k.hook(r, "mutate-policy.kyverno.svc", "/policymutate", "Fail", policyRules(), nil)})),
 		k.resourceHooks(ctx, r, validatingHooks, validatingPols, "ValidatingWebhookConfiguration", "kyverno-resource-validating-webhook-cfg", "vpol.validate", validatePath),
 		k.resourceHooks(ctx, r, mutatingHooks, mutatingPols, "MutatingWebhookConfiguration", "kyverno-resource-mutating-webhook-cfg", "mpol.mutate", mutatePath),
@@ -126,7 +126,7 @@ func (k *kyverno) resourceHooks(ctx context.Context, r *role, hooks, policies ki
 	if len(webhooks) == 0 && k.get(hooks, "", name) == nil {
 		return nil
 	}
-	return r.ensure(ctx, hooks, k.configuration(object, name, webhooks))
+	return r.ensure(ctx, hooks, k.configuration(hooks, object, name, webhooks))
 }
 
 func rulesOf(policy *unstructured.Unstructured) []any {
@@ -179,10 +179,14 @@ func (k *kyverno) namespaceSelector() map[string]any {
 
 // configuration belongs, as Kyverno's do, to the ClusterRole whose name ends in
 // ":webhook", so that it goes away with the release.
-func (k *kyverno) configuration(object, name string, webhooks []any) map[string]any {
+func (k *kyverno) configuration(hooks kind, object, name string, webhooks []any) map[string]any {
 	meta := map[string]any{"name": name, "labels": map[string]any{"webhook.kyverno.io/managed-by": "kyverno"}}
 	if annotations := k.setting("webhookAnnotations"); annotations != nil {
 		meta["annotations"] = annotations
+	}
+	if live := k.get(hooks, "", name); live != nil && len(live.GetOwnerReferences()) > 0 {
+		// Kept even when the role is going: this object goes with it.
+		meta["ownerReferences"] = at(live.Object, "metadata", "ownerReferences")
 	}
 	for _, role := range k.list(clusterRoles, "") {
 		if role.GetLabels()["app.kubernetes.io/part-of"] != "" && strings.HasSuffix(role.GetName(), "kyverno:webhook") && role.GetDeletionTimestamp() == nil {

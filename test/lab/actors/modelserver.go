@@ -193,7 +193,10 @@ func (m *modelServer) say(w http.ResponseWriter, q *question, object string, cho
 			tokens, finish = tokens[:*limit], "length"
 		}
 	}
-	prompt := len(q.Messages) + len(strings.Fields(fmt.Sprint(q.Prompt)))
+	prompt := len(q.Messages)
+	if q.Prompt != nil {
+		prompt = len(strings.Fields(fmt.Sprint(q.Prompt)))
+	}
 	usage := map[string]any{"prompt_tokens": prompt, "completion_tokens": len(tokens), "total_tokens": prompt + len(tokens)}
 	base := map[string]any{"id": "rehearsal-" + strconv.FormatInt(time.Now().UnixNano(), 36), "object": object, "created": time.Now().Unix(), "model": q.Model}
 	if !q.Stream {

@@ -2,6 +2,7 @@ package actors
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -199,9 +200,12 @@ func (p *plane) run(ctx context.Context, a *actor) {
 	}
 }
 
+// errWaiting is for a state that was already written where people look.
+var errWaiting = errors.New("waiting")
+
 // passing says whether an error is ordinary in a cluster that changes.
 func passing(err error) bool {
-	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) ||
+	return errors.Is(err, errWaiting) || apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) ||
 		apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
 }
 

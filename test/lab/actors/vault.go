@@ -255,7 +255,9 @@ func (v *vault) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	v.start(pod)
 	before := v.sealed
 	v.dispatch(call)
-	changed := before != v.sealed || call.verb == http.MethodPost || call.verb == http.MethodDelete
+	// Coming and going of tokens changes nothing for others.
+	wrote := call.verb != http.MethodGet && call.verb != "LIST" && !strings.HasSuffix(call.path, "/login") && !strings.HasPrefix(call.path, "auth/token/")
+	changed := before != v.sealed || wrote
 	v.mu.Unlock()
 	if changed {
 		v.changed()

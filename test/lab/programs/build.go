@@ -26,9 +26,10 @@ type Builder struct {
 	Modules string
 	// Cache holds one folder per set of inputs.
 	Cache string
-	// Say writes one line of progress.
+	// Say tells one step.
 	Say func(format string, a ...any)
-	// Every is the time between two lines while a program compiles.
+	// Tick tells how a running compilation stands, about every Every.
+	Tick  func(format string, a ...any)
 	Every time.Duration
 }
 
@@ -71,7 +72,7 @@ func (b *Builder) key(ctx context.Context, p Program, module string) (string, er
 		if err != nil {
 			return "", fmt.Errorf("reading the pins of %s: %w", p.Name, err)
 		}
-		fmt.Fprintf(h, "%s %d\n", name, len(raw))
+		h.Write(fmt.Appendf(nil, "%s %d\n", name, len(raw)))
 		h.Write(raw)
 	}
 	// Asked inside the module: its go line may select another toolchain.
@@ -83,7 +84,7 @@ func (b *Builder) key(ctx context.Context, p Program, module string) (string, er
 	if err != nil {
 		return "", fmt.Errorf("asking the Go toolchain for its version: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
 	}
-	fmt.Fprintf(h, "%s\n%s\n", out, strings.Join(p.arguments("NAME"), "\x00"))
+	h.Write(fmt.Appendf(nil, "%s\n%s\n", out, strings.Join(p.arguments("NAME"), "\x00")))
 	return hex.EncodeToString(h.Sum(nil))[:16], nil
 }
 
@@ -115,7 +116,7 @@ func (b *Builder) compile(ctx context.Context, p Program, module, home, built st
 	cmd.WaitDelay = 5 * time.Second
 	seen := &packages{}
 	cmd.Stderr = seen
-	b.Say("%s: compiling, usually about %s on 2 cores", p.Name, p.Usual)
+	b.Say("%s: compiling, usually about %s on 2 cores, seconds if the Go build cache has it", p.Name, short(p.Usual))
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("starting the Go toolchain: %w", err)
 	}
@@ -135,11 +136,11 @@ func (b *Builder) compile(ctx context.Context, p Program, module, home, built st
 			if err := os.Rename(tmp, built); err != nil {
 				return fmt.Errorf("keeping the program: %w", err)
 			}
-			b.Say("%s: compiled in %s", p.Name, time.Since(began).Round(time.Second))
+			b.Say("%s: compiled in %s", p.Name, short(time.Since(began)))
 			return nil
 		case <-tick.C:
-			b.Say("%s: compiling for %s (usually about %s), %d packages done",
-				p.Name, time.Since(began).Round(time.Second), p.Usual, seen.count.Load())
+			b.Tick("%s: compiling for %s of usually about %s, %d packages done",
+				p.Name, short(time.Since(began)), short(p.Usual), seen.count.Load())
 		}
 	}
 }
@@ -208,6 +209,16 @@ func copyFile(from, to string) (err error) {
 	}
 	_, err = io.Copy(out, in)
 	return errors.Join(err, out.Close())
+}
+
+// short prints minutes and seconds without the zero seconds of Duration.String.
+func short(d time.Duration) string {
+	d = d.Round(time.Second)
+	text := d.String()
+	if d >= time.Minute && d%time.Minute == 0 {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	return text
 }
 
 func fileExists(path string) bool {

@@ -20,6 +20,7 @@ func builder(t *testing.T, modules string) (*Builder, *[]string) {
 		Modules: modules,
 		Cache:   t.TempDir(),
 		Every:   time.Second,
+		Tick:    func(string, ...any) {},
 		Say:     func(format string, a ...any) { *said = append(*said, fmt.Sprintf(format, a...)) },
 	}, said
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"k8s.io/client-go/rest"
 
@@ -23,7 +24,16 @@ func newParts(ctx context.Context) (*parts, func()) {
 	p.ctx, p.cancel = context.WithCancelCause(ctx)
 	return p, func() {
 		p.cancel(nil)
-		p.wg.Wait()
+		ended := make(chan struct{})
+		go func() {
+			p.wg.Wait()
+			close(ended)
+		}()
+		// A part that does not listen must not keep the programs from being stopped.
+		select {
+		case <-ended:
+		case <-time.After(5 * time.Second):
+		}
 	}
 }
 

@@ -43,7 +43,7 @@ storage "file" {
 }
 {{- end }}
 
-# TLS ends at the pod network of one node: the network policy says who may connect.
+# Plain HTTP inside the cluster of one node; the network policy says who may connect.
 listener "tcp" {
   address         = "0.0.0.0:8200"
   cluster_address = "0.0.0.0:8201"

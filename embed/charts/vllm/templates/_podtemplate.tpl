@@ -19,7 +19,9 @@ spec:
   terminationGracePeriodSeconds: {{ add .Values.drain.preStopSeconds .Values.drain.shutdownTimeoutSeconds 15 }}
   securityContext:
     {{- include "vllm.podSecurity" . | nindent 4 }}
-  {{- include "vllm.placement" . | nindent 2 }}
+  {{- with include "vllm.placement" . | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
   initContainers:
   # vLLM's image has no tool that speaks its API: bring llmbox, which does.
   - name: probe

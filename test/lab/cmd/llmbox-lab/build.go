@@ -8,7 +8,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/llmbox-dev/llmbox/test/lab/programs"
 )
@@ -17,7 +20,11 @@ func build(ctx context.Context, args []string) error {
 	fs := flag.NewFlagSet("llmbox-lab build", flag.ContinueOnError)
 	modules := fs.String("modules", "", "`directory` of the wrapper modules (default: test/lab/modules of the tree this program lies in)")
 	out := fs.String("out", "", "`directory` for the programs (default: lab beside this program)")
-	if err := parse(fs, args); err != nil {
+	if err := parse(fs, args, true); err != nil {
+		return err
+	}
+	all, err := choose(programs.All(), fs.Args())
+	if err != nil {
 		return err
 	}
 	self, err := os.Executable()
@@ -42,13 +49,20 @@ func build(ctx context.Context, args []string) error {
 	b := &programs.Builder{
 		Modules: *modules,
 		Cache:   filepath.Join(cache, "llmbox-lab"),
-		Every:   5 * time.Second,
+		Every:   10 * time.Second,
 	}
-	all := programs.All()
+	// A terminal shows one line that changes; a log gets a line now and then.
+	clear, end := "", "\n"
+	if _, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS); err == nil {
+		clear, end, b.Every = "\r\x1b[K", "", time.Second
+	}
 	for i, p := range all {
-		b.Say = func(format string, a ...any) {
-			fmt.Fprintf(os.Stderr, "[%d/%d] "+format+"\n", append([]any{i + 1, len(all)}, a...)...)
+		say := func(end string) func(string, ...any) {
+			return func(format string, a ...any) {
+				fmt.Fprintf(os.Stderr, "%s[%d/%d] %s%s", clear, i+1, len(all), fmt.Sprintf(format, a...), end)
+			}
 		}
+		b.Say, b.Tick = say("\n"), say(end)
 		built, err := b.Build(ctx, p)
 		if err != nil {
 			return err
@@ -59,6 +73,22 @@ func build(ctx context.Context, args []string) error {
 	}
 	fmt.Fprintln(os.Stderr, "the lab's programs are in", *out)
 	return nil
+}
+
+// choose keeps the named programs, or all where none is named.
+func choose(all []programs.Program, names []string) ([]programs.Program, error) {
+	if len(names) == 0 {
+		return all, nil
+	}
+	var chosen []programs.Program
+	for _, name := range names {
+		i := slices.IndexFunc(all, func(p programs.Program) bool { return p.Name == name })
+		if i < 0 {
+			return nil, usageError("the lab has no program %q", name)
+		}
+		chosen = append(chosen, all[i])
+	}
+	return chosen, nil
 }
 
 // findModules looks from the working directory and from the program upwards.

@@ -16,7 +16,7 @@ import (
 const usage = `llmbox-lab runs Kubernetes control planes with simulated GPU nodes.
 
 Usage:
-  llmbox-lab build [flags]             compile the pinned programs, once
+  llmbox-lab build [flags] [NAME...]   compile the pinned programs, once
   llmbox-lab start --dir DIR [flags]   start a lab and stay until told to stop
   llmbox-lab stop --dir DIR            stop a lab
   llmbox-lab sweep --root DIR          remove what killed labs left under DIR
@@ -64,14 +64,14 @@ func run(ctx context.Context, args []string) error {
 	return usageError("unknown command %q", args[0])
 }
 
-func parse(fs *flag.FlagSet, args []string) error {
+func parse(fs *flag.FlagSet, args []string, operands bool) error {
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return err
 		}
 		return errUsage
 	}
-	if fs.NArg() > 0 {
+	if fs.NArg() > 0 && !operands {
 		return usageError("unexpected argument %q", fs.Arg(0))
 	}
 	return nil

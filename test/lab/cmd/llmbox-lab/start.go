@@ -41,7 +41,7 @@ func start(ctx context.Context, args []string) error {
 		verbose    = fs.Bool("verbose", false, "say more on stderr")
 		isDetached = fs.Bool("detached", false, "set by --detach for the process it leaves behind")
 	)
-	if err := parse(fs, args); err != nil {
+	if err := parse(fs, args, false); err != nil {
 		return err
 	}
 	if *dir == "" {
@@ -172,7 +172,7 @@ func logTo(path string) error {
 func stop(args []string) error {
 	fs := flag.NewFlagSet("llmbox-lab stop", flag.ContinueOnError)
 	dir := fs.String("dir", "", "the lab's `directory`")
-	if err := parse(fs, args); err != nil {
+	if err := parse(fs, args, false); err != nil {
 		return err
 	}
 	if *dir == "" {
@@ -187,7 +187,7 @@ func stop(args []string) error {
 func sweep(args []string) error {
 	fs := flag.NewFlagSet("llmbox-lab sweep", flag.ContinueOnError)
 	root := fs.String("root", "", "the `directory` under which labs were started")
-	if err := parse(fs, args); err != nil {
+	if err := parse(fs, args, false); err != nil {
 		return err
 	}
 	if *root == "" {

@@ -1,0 +1,254 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// DeleteOwned removes an object if it is there and llmbox's own.
+func (c *Client) DeleteOwned(ctx context.Context, obj *unstructured.Unstructured) error {
+	res, err := c.resourceFor(obj)
+	if err != nil {
+		return err
+	}
+	there, err := res.Get(ctx, obj.GetName(), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading %s: %w", describe(obj), Classify(err))
+	}
+	if there.GetLabels()[ManagedByLabel] != ManagedByValue {
+		return nil
+	}
+	if err := res.Delete(ctx, obj.GetName(), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting %s: %w", describe(obj), Classify(err))
+	}
+	return nil
+}
+
+// DeleteOrphanedWebhooks removes webhook configurations whose every service
+// lives in one of the namespaces, which are about to go: operators make them at
+// run time, and one left behind would refuse whatever it matches.
+func (c *Client) DeleteOrphanedWebhooks(ctx context.Context, namespaces []string) error {
+	var problems []error
+	group := schema.GroupVersion{Group: "admissionregistration.k8s.io", Version: "v1"}
+	for _, resource := range []string{"validatingwebhookconfigurations", "mutatingwebhookconfigurations"} {
+		res := c.Dynamic.Resource(group.WithResource(resource))
+		list, err := res.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			problems = append(problems, fmt.Errorf("listing %s: %w", resource, Classify(err)))
+			continue
+		}
+		for i := range list.Items {
+			if !servedFrom(&list.Items[i], namespaces) {
+				continue
+			}
+			name := list.Items[i].GetName()
+			if err := res.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+				problems = append(problems, fmt.Errorf("deleting webhook configuration %s: %w", name, Classify(err)))
+			}
+		}
+	}
+	return errors.Join(problems...)
+}
+
+func servedFrom(config *unstructured.Unstructured, namespaces []string) bool {
+	hooks, _, err := unstructured.NestedSlice(config.Object, "webhooks")
+	if err != nil || len(hooks) == 0 {
+		return false
+	}
+	for _, h := range hooks {
+		m, _ := h.(map[string]any)
+		ns, _, _ := unstructured.NestedString(m, "clientConfig", "service", "namespace")
+		if !slices.Contains(namespaces, ns) {
+			return false
+		}
+	}
+	return true
+}
+
+// DeleteCRDs removes the CRDs that are llmbox's own and that no object outside
+// the given namespaces and not part of the box uses. It returns those it kept.
+func (c *Client) DeleteCRDs(ctx context.Context, crds []*unstructured.Unstructured, ours []string) (kept []string, err error) {
+	res := c.Dynamic.Resource(crdResource())
+	have, err := res.List(ctx, metav1.ListOptions{LabelSelector: ManagedByLabel + "=" + ManagedByValue})
+	if err != nil {
+		return nil, fmt.Errorf("listing CRDs: %w", Classify(err))
+	}
+	known := make(map[string]bool, len(crds))
+	for _, crd := range crds {
+		known[crd.GetName()] = true
+	}
+	var problems []error
+	for i := range have.Items {
+		crd := &have.Items[i]
+		if !known[crd.GetName()] {
+			continue
+		}
+		foreign, err := c.foreignObjects(ctx, crd, ours)
+		if err != nil {
+			problems = append(problems, err)
+			continue
+		}
+		if foreign {
+			kept = append(kept, crd.GetName())
+			continue
+		}
+		if err := res.Delete(ctx, crd.GetName(), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			problems = append(problems, fmt.Errorf("deleting %s: %w", describe(crd), Classify(err)))
+		}
+	}
+	return kept, errors.Join(problems...)
+}
+
+func (c *Client) foreignObjects(ctx context.Context, crd *unstructured.Unstructured, ours []string) (bool, error) {
+	gvr, namespaced, ok := storedResource(crd)
+	if !ok {
+		return false, nil
+	}
+	list, err := c.Dynamic.Resource(gvr).List(ctx, metav1.ListOptions{Limit: 500})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("listing %s: %w", gvr.Resource, Classify(err))
+	}
+	for i := range list.Items {
+		o := &list.Items[i]
+		if o.GetLabels()[PartOfLabel] == ManagedByValue || namespaced && slices.Contains(ours, o.GetNamespace()) {
+			continue
+		}
+		// What an operator of ours made goes with it; it has an owner.
+		if len(o.GetOwnerReferences()) == 0 && !operatorMade(o) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// operatorMade tells objects that Node Feature Discovery writes for each node
+// from those a person made.
+func operatorMade(o *unstructured.Unstructured) bool {
+	return strings.HasPrefix(o.GetAPIVersion(), "nfd.k8s-sigs.io/")
+}
+
+func storedResource(crd *unstructured.Unstructured) (schema.GroupVersionResource, bool, bool) {
+	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
+	plural, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "plural")
+	scope, _, _ := unstructured.NestedString(crd.Object, "spec", "scope")
+	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
+	for _, v := range versions {
+		m, _ := v.(map[string]any)
+		if served, _ := m["served"].(bool); served {
+			name, _ := m["name"].(string)
+			return schema.GroupVersionResource{Group: group, Version: name, Resource: plural}, scope == "Namespaced", true
+		}
+	}
+	return schema.GroupVersionResource{}, false, false
+}
+
+// DeleteNamespaces removes namespaces that carry llmbox's label and waits until
+// they are gone. One that is still there after stuckAfter has its objects'
+// finalizers removed: their controllers are gone already. It returns what was
+// let go of that way.
+func (c *Client) DeleteNamespaces(ctx context.Context, names []string, stuckAfter time.Duration, progress func(string)) ([]string, error) {
+	namespaces := c.Kube.CoreV1().Namespaces()
+	var going []string
+	for _, name := range names {
+		ns, err := namespaces.Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading namespace %s: %w", name, Classify(err))
+		}
+		if ns.Labels[ManagedByLabel] != ManagedByValue {
+			continue
+		}
+		if err := namespaces.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return nil, fmt.Errorf("deleting namespace %s: %w", name, Classify(err))
+		}
+		going = append(going, name)
+	}
+	var freed []string
+	began := time.Now()
+	for {
+		var left []string
+		for _, name := range going {
+			if _, err := namespaces.Get(ctx, name, metav1.GetOptions{}); err == nil {
+				left = append(left, name)
+			} else if !apierrors.IsNotFound(err) {
+				return freed, fmt.Errorf("reading namespace %s: %w", name, Classify(err))
+			}
+		}
+		if len(left) == 0 {
+			return freed, nil
+		}
+		progress("namespaces to go: " + strings.Join(left, ", "))
+		if time.Since(began) > stuckAfter {
+			began = time.Now()
+			for _, name := range left {
+				let, err := c.releaseFinalizers(ctx, name)
+				freed = append(freed, let...)
+				if err != nil {
+					progress(oneLine(err.Error()))
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return freed, fmt.Errorf("waiting for namespaces %s to go: %w", strings.Join(left, ", "), ctx.Err())
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
+
+// releaseFinalizers removes the finalizers of everything still in a namespace.
+func (c *Client) releaseFinalizers(ctx context.Context, namespace string) ([]string, error) {
+	c.Discovery.Invalidate()
+	lists, err := c.Discovery.ServerPreferredNamespacedResources()
+	if len(lists) == 0 && err != nil {
+		return nil, fmt.Errorf("discovering what is left in namespace %s: %w", namespace, Classify(err))
+	}
+	var freed []string
+	for _, list := range lists {
+		gv, err := schema.ParseGroupVersion(list.GroupVersion)
+		if err != nil {
+			continue
+		}
+		for _, r := range list.APIResources {
+			if !slices.Contains(r.Verbs, "list") || !slices.Contains(r.Verbs, "patch") {
+				continue
+			}
+			res := c.Dynamic.Resource(gv.WithResource(r.Name)).Namespace(namespace)
+			items, err := res.List(ctx, metav1.ListOptions{})
+			if err != nil {
+				continue
+			}
+			for i := range items.Items {
+				o := &items.Items[i]
+				if len(o.GetFinalizers()) == 0 || o.GetDeletionTimestamp() == nil {
+					continue
+				}
+				_, err := res.Patch(ctx, o.GetName(), types.MergePatchType,
+					[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{FieldManager: FieldManager})
+				if err != nil && !apierrors.IsNotFound(err) {
+					return freed, fmt.Errorf("removing the finalizers of %s %s/%s: %w", r.Kind, namespace, o.GetName(), Classify(err))
+				}
+				freed = append(freed, r.Kind+" "+namespace+"/"+o.GetName())
+			}
+		}
+	}
+	return freed, nil
+}

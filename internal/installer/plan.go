@@ -1,0 +1,259 @@
+package installer
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/llmbox-dev/llmbox/internal/chart"
+	"github.com/llmbox-dev/llmbox/internal/cluster"
+	"github.com/llmbox-dev/llmbox/internal/component"
+	"github.com/llmbox-dev/llmbox/internal/config"
+	"github.com/llmbox-dev/llmbox/internal/model"
+)
+
+// Input is all that a plan is a function of.
+type Input struct {
+	// Assets are the embedded files.
+	Assets fs.FS
+	Table  *component.Table
+	Box    config.Box
+	// Choice is what the model and its arguments were decided to be.
+	Choice model.Choice
+	// Sources says where each configured value came from.
+	Sources config.Sources
+	// Version is llmbox's own, which is also the tag of its image.
+	Version string
+	// KubeVersion is what charts are rendered for; empty without a cluster.
+	KubeVersion string
+}
+
+// Plan is what a run will do, in order, before anything is touched.
+type Plan struct {
+	Steps []Step
+	// CRDs are applied before any chart, each once.
+	CRDs []*unstructured.Unstructured
+	// Manifests are the plain objects of the base step.
+	Manifests []*unstructured.Unstructured
+	// IfAbsent are applied only where nothing of that name exists.
+	IfAbsent []*unstructured.Unstructured
+	Model    ModelPlan
+	Sources  config.Sources
+	Box      config.Box
+}
+
+// Step is one component of the plan with everything that is applied for it.
+type Step struct {
+	component.Node
+	// Release is nil for components that are not made of a chart or only waited for.
+	Release *chart.Release
+	// Objects are the rendered objects of the release.
+	Objects []*unstructured.Unstructured
+	// Images are the references of every image the component runs, by key.
+	Images map[string]component.Image
+	// Requests are the requests of all pods, operands included.
+	Requests component.Requests
+	// Version is what the component installs.
+	Version string
+	// ChartOrigin is "embedded" or the user's chart.
+	ChartOrigin string
+}
+
+// Path is the step's path in events.
+func (s Step) Path() string { return "component/" + s.Name }
+
+// ModelPlan is what will be served and how.
+type ModelPlan struct {
+	Name          string
+	Revision      string
+	ServedName    string
+	ContextTokens int
+	GPUs          int
+	Args          []string
+	Reason        string
+}
+
+// BuildPlan checks the whole of a run before anything is touched: the graph,
+// every chart, every value. Its errors name the place.
+func BuildPlan(in Input) (*Plan, error) {
+	nodes, err := component.Order(in.Table.Components, func(name string) component.Mode {
+		return component.Mode(in.Box.Mode(name))
+	})
+	if err != nil {
+		return nil, fmt.Errorf("ordering the components: %w", err)
+	}
+	plan := &Plan{Sources: in.Sources, Box: in.Box, Model: planModel(in)}
+	if plan.Manifests, plan.IfAbsent, err = loadManifests(in.Assets); err != nil {
+		return nil, err
+	}
+
+	var crdFolders []string
+	var problems []error
+	for _, node := range nodes {
+		step, err := planStep(in, plan, node)
+		if err != nil {
+			problems = append(problems, err)
+			continue
+		}
+		plan.Steps = append(plan.Steps, step)
+		// A replaced chart brings its own CRDs, and so does somebody else's install.
+		if node.Mode == component.Install && step.ChartOrigin == embedded {
+			crdFolders = append(crdFolders, node.CRDs...)
+		}
+	}
+	if len(problems) > 0 {
+		return nil, errors.Join(problems...)
+	}
+	slices.Sort(crdFolders)
+	if plan.CRDs, err = cluster.LoadCRDs(in.Assets, slices.Compact(crdFolders)); err != nil {
+		return nil, err
+	}
+	return plan, nil
+}
+
+const embedded = "embedded"
+
+func planStep(in Input, plan *Plan, node component.Node) (Step, error) {
+	step := Step{Node: node, Images: map[string]component.Image{}, Version: node.Version.Shipped, ChartOrigin: embedded}
+	for key, img := range node.Images {
+		img.Reference = strings.ReplaceAll(img.Reference, ":VERSION", ":"+imageTag(in.Version))
+		step.Images[key] = img
+	}
+	if node.Chart == "" || node.Mode == component.External {
+		return step, nil
+	}
+	override := in.Box.Components[node.Name]
+	var err error
+	var ch *chart.Chart
+	if override.Chart != "" {
+		step.ChartOrigin = override.Chart
+		ch, err = chart.LoadOverride(chart.Override{
+			Chart: override.Chart, Repository: override.Repository, Version: override.Version,
+		})
+		step.Images = nil
+	} else {
+		ch, err = chart.Load(in.Assets, node.Chart)
+	}
+	if err != nil {
+		return step, fmt.Errorf("components.%s.chart: %w", node.Name, err)
+	}
+	values := map[string]any{}
+	if override.Chart == "" {
+		values = computeValues(in, plan, step)
+	} else {
+		step.Version = ch.AppVersion()
+	}
+	values = chart.MergeValues(values, override.Values)
+	step.Release = &chart.Release{Name: node.Name, Namespace: node.Namespace, Chart: ch, Values: values}
+	if step.Objects, err = step.Release.Render(in.KubeVersion); err != nil {
+		return step, fmt.Errorf("components.%s: %w", node.Name, err)
+	}
+	cpu, mem := chart.PodRequests(step.Objects)
+	step.Requests = component.Requests{CPUMillis: cpu, MemoryBytes: mem}
+	if override.Chart == "" {
+		for _, op := range node.Operands {
+			step.Requests = step.Requests.Add(component.Requests{CPUMillis: op.CPUMillis, MemoryBytes: op.MemoryBytes})
+		}
+		return step, nil
+	}
+	step.Images = map[string]component.Image{}
+	for _, ref := range chart.WorkloadImages(step.Objects) {
+		step.Images[ref] = component.Image{Reference: ref, Source: override.Chart}
+	}
+	return step, nil
+}
+
+// imageTag makes a version usable as a tag: "+" is not allowed there.
+func imageTag(version string) string {
+	return strings.ReplaceAll(strings.TrimPrefix(version, "v"), "+", "-")
+}
+
+func planModel(in Input) ModelPlan {
+	args := in.Choice.Arguments()
+	mp := ModelPlan{
+		Name: in.Box.Model.Name, Revision: in.Box.Model.Revision, ServedName: in.Box.Model.ServedName,
+		ContextTokens: in.Box.Model.ContextTokens, GPUs: max(in.Choice.GPUs, 1), Reason: in.Choice.Reason,
+	}
+	if mp.ServedName == "" {
+		mp.ServedName = mp.Name
+	}
+	if mp.ContextTokens == 0 {
+		mp.ContextTokens = args.ContextTokens
+	}
+	args.Model, args.Revision, args.ServedName, args.ContextTokens = mp.Name, mp.Revision, mp.ServedName, mp.ContextTokens
+	args.TensorParallel = mp.GPUs
+	args.Extra = append(args.Extra, in.Box.Model.ExtraArgs...)
+	mp.Args = args.Args()
+	return mp
+}
+
+// ifAbsentFile is the manifest of objects that others may own already.
+const ifAbsentFile = "runtimeclass-nvidia.yaml"
+
+func loadManifests(fsys fs.FS) (manifests, ifAbsent []*unstructured.Unstructured, err error) {
+	entries, err := fs.ReadDir(fsys, "manifests")
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the embedded manifests: %w", err)
+	}
+	for _, e := range entries {
+		f, err := fsys.Open(path.Join("manifests", e.Name()))
+		if err != nil {
+			return nil, nil, fmt.Errorf("reading the embedded manifests: %w", err)
+		}
+		objects, err := chart.Decode(f)
+		if closeErr := f.Close(); err == nil {
+			err = closeErr
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("reading embedded manifest %s: %w", e.Name(), err)
+		}
+		if e.Name() == ifAbsentFile {
+			ifAbsent = append(ifAbsent, objects...)
+		} else {
+			manifests = append(manifests, objects...)
+		}
+	}
+	return manifests, ifAbsent, nil
+}
+
+// Totals sums what all steps but the model ask for, and the model's own.
+func (p *Plan) Totals() (besideModel, all component.Requests) {
+	for _, s := range p.Steps {
+		all = all.Add(s.Requests)
+		if s.Name != modelStep {
+			besideModel = besideModel.Add(s.Requests)
+		}
+	}
+	return besideModel, all
+}
+
+// The components that the plan knows by name, because values or the account
+// depend on them.
+const (
+	baseStep       = "base"
+	modelStep      = "model"
+	vaultStep      = "vault"
+	prometheusStep = "prometheus"
+	kedaStep       = "keda"
+	autoscaleStep  = "autoscale"
+)
+
+// HostPorts lists the ports that the box takes on the node, sorted.
+func (p *Plan) HostPorts() []int32 {
+	ports := []int32{}
+	for _, s := range p.Steps {
+		for _, port := range s.HostPorts {
+			if s.Name == "envoy-gateway" {
+				port = int32(p.Box.Gateway.Port) // #nosec G115 -- validated to 1–65535
+			}
+			ports = append(ports, port)
+		}
+	}
+	slices.Sort(ports)
+	return slices.Compact(ports)
+}

@@ -1,0 +1,177 @@
+package installer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/llmbox-dev/llmbox/internal/cluster"
+	"github.com/llmbox-dev/llmbox/internal/component"
+	"github.com/llmbox-dev/llmbox/internal/event"
+)
+
+// The steps of an uninstall around the components.
+const (
+	namespacesStep = "uninstall/namespaces"
+	leftoversStep  = "uninstall/leftovers"
+)
+
+// The bounds of an uninstall's waiting.
+const (
+	releaseGone   = 3 * time.Minute
+	namespaceGone = 4 * time.Minute
+	// stuckAfter is how long a namespace may be Terminating before what holds it
+	// is looked at and, where it is ours, let go.
+	stuckAfter = 20 * time.Second
+)
+
+// UninstallOptions is what an uninstall works with.
+type UninstallOptions struct {
+	Plan   *Plan
+	Client *cluster.Client
+	Engine Engine
+	Sink   event.Sink
+	Log    *slog.Logger
+	// Interrupt is closed when somebody asks the run to stop.
+	Interrupt <-chan struct{}
+}
+
+// Uninstall removes everything llmbox made in the cluster, last things first,
+// and nothing else. It goes on after a failure and can be run again from any
+// state; the error joins what is left.
+func Uninstall(ctx context.Context, o UninstallOptions) (*event.Summary, error) {
+	began := time.Now()
+	r := NewRun(o.Plan, o.Client, o.Engine, nil, nil, o.Sink, o.Log)
+	steps := slices.Clone(o.Plan.Steps)
+	slices.Reverse(steps)
+	var planned []event.PlannedStep
+	for _, s := range steps {
+		if s.Release != nil && s.Mode == component.Install {
+			planned = append(planned, event.PlannedStep{Step: s.Path(), Title: s.Title, Needs: dependants(s)})
+		}
+	}
+	planned = append(planned,
+		event.PlannedStep{Step: leftoversStep, Title: "Cluster-wide objects and CRDs"},
+		event.PlannedStep{Step: namespacesStep, Title: "Namespaces"})
+	r.emit(event.Event{Type: event.RunStarted, Message: "Uninstalling", Plan: planned})
+
+	err := r.uninstallGuarded(ctx, o, steps)
+
+	outcome := "done"
+	switch {
+	case errors.Is(err, ErrInterrupted), errors.Is(err, context.Canceled):
+		outcome, err = "interrupted", ErrInterrupted
+	case err != nil:
+		outcome = "failed"
+	}
+	summary := &event.Summary{Outcome: outcome}
+	done := event.Event{Type: event.RunDone, Summary: summary, ElapsedMS: time.Since(began).Milliseconds()}
+	if err != nil {
+		done.Error = oneLine(err)
+	}
+	r.emit(done)
+	return summary, err
+}
+
+func dependants(s Step) []string {
+	var out []string
+	for _, n := range s.NeededBy {
+		out = append(out, "component/"+n)
+	}
+	return out
+}
+
+func (r *Run) uninstallGuarded(ctx context.Context, o UninstallOptions, steps []Step) error {
+	release, _, err := Lock(ctx, o.Client.Kube, o.Log)
+	if err != nil {
+		return err
+	}
+	defer release()
+	var problems []error
+	for _, s := range steps {
+		select {
+		case <-o.Interrupt:
+			return ErrInterrupted
+		default:
+		}
+		if s.Release == nil || s.Mode != component.Install {
+			continue
+		}
+		path := s.Path()
+		began := r.begin(path, "Removing "+s.Title)
+		bounded, cancel := context.WithTimeout(ctx, releaseGone)
+		err := o.Engine.Uninstall(bounded, s.Namespace, s.Name)
+		cancel()
+		if err != nil {
+			problems = append(problems, err)
+			r.fail(path, began, err)
+			continue
+		}
+		r.emit(event.Event{Type: event.StepDone, Step: path, Message: "removed", ElapsedMS: r.end(path, began)})
+	}
+	problems = append(problems,
+		r.phase(leftoversStep, "Removing cluster-wide objects", func() (string, error) { return r.removeClusterObjects(ctx) }),
+		r.phase(namespacesStep, "Removing namespaces", func() (string, error) { return r.removeNamespaces(ctx) }))
+	return errors.Join(problems...)
+}
+
+// removeClusterObjects removes what operators left behind at run time, and the
+// CRDs of ours that no foreign object uses.
+func (r *Run) removeClusterObjects(ctx context.Context) (string, error) {
+	var problems []error
+	var cluster []*unstructured.Unstructured
+	for _, obj := range slices.Concat(r.plan.Manifests, r.plan.IfAbsent) {
+		if obj.GetNamespace() == "" && obj.GetKind() != "Namespace" {
+			cluster = append(cluster, obj)
+		}
+	}
+	for _, obj := range cluster {
+		if err := r.client.DeleteOwned(ctx, obj); err != nil {
+			problems = append(problems, err)
+		}
+	}
+	// Webhooks of an operator that is gone refuse everything they match.
+	if err := r.client.DeleteOrphanedWebhooks(ctx, r.namespaces()); err != nil {
+		problems = append(problems, err)
+	}
+	kept, err := r.client.DeleteCRDs(ctx, r.plan.CRDs, r.namespaces())
+	if err != nil {
+		problems = append(problems, err)
+	}
+	text := ""
+	if len(kept) > 0 {
+		text = fmt.Sprintf("%d CRDs kept: other objects use them (%s …)", len(kept), kept[0])
+	}
+	return text, errors.Join(problems...)
+}
+
+// namespaces lists the namespaces that llmbox makes, its own last.
+func (r *Run) namespaces() []string {
+	var names []string
+	for _, obj := range r.plan.Manifests {
+		if obj.GetKind() == "Namespace" && obj.GetName() != SystemNamespace {
+			names = append(names, obj.GetName())
+		}
+	}
+	return append(names, SystemNamespace)
+}
+
+func (r *Run) removeNamespaces(ctx context.Context) (string, error) {
+	bounded, cancel := context.WithTimeout(ctx, namespaceGone)
+	defer cancel()
+	freed, err := r.client.DeleteNamespaces(bounded, r.namespaces(), stuckAfter, func(reason string) {
+		r.emit(event.Event{Type: event.StepProgress, Step: namespacesStep, Message: reason})
+	})
+	if err != nil {
+		return "", err
+	}
+	if len(freed) > 0 {
+		return fmt.Sprintf("removed; %d objects had to be let go of: %s", len(freed), freed[0]), nil
+	}
+	return "removed", nil
+}

@@ -1,0 +1,86 @@
+package installer
+
+import (
+	"github.com/llmbox-dev/llmbox/internal/component"
+)
+
+// computeValues derives a chart's values from the box: what the charts' own
+// defaults can't know. User values are laid over them later. No value here may
+// be a secret: charts take names of Secrets.
+func computeValues(in Input, plan *Plan, step Step) map[string]any {
+	images := map[string]any{}
+	for key, img := range step.Images {
+		ref := img.Reference
+		if img.Digest != "" {
+			ref += "@" + img.Digest
+		}
+		images[key] = ref
+	}
+	values := map[string]any{"images": images}
+	monitored := in.Box.Mode(prometheusStep) != string(component.Off)
+	set := func(path []string, v any) {
+		m := values
+		for _, key := range path[:len(path)-1] {
+			next, ok := m[key].(map[string]any)
+			if !ok {
+				next = map[string]any{}
+				m[key] = next
+			}
+			m = next
+		}
+		m[path[len(path)-1]] = v
+	}
+	switch step.Chart {
+	case "vllm":
+		vllmValues(in, plan, step, monitored, set)
+	case "envoy-gateway":
+		set([]string{"port"}, in.Box.Gateway.Port)
+		set([]string{"monitors", "enabled"}, monitored)
+		if in.Box.Gateway.TLS.Enabled {
+			set([]string{"tls", "existingSecret"}, in.Box.Gateway.TLS.ExistingSecret)
+		}
+	case "keda", "vault":
+		set([]string{"monitors", "enabled"}, monitored)
+	case "external-secrets":
+		set([]string{"monitors", "enabled"}, monitored)
+		set([]string{"externalSecrets", "hfToken", "enabled"}, in.Box.Secrets.HFTokenFile != "")
+	case "gpu-operator":
+		set([]string{"dcgmExporter", "serviceMonitor", "enabled"}, monitored)
+	case "kyverno":
+		set([]string{"serviceMonitor", "enabled"}, monitored)
+	}
+	return values
+}
+
+func vllmValues(in Input, plan *Plan, step Step, monitored bool, set func([]string, any)) {
+	m := plan.Model
+	set([]string{"part"}, step.Part)
+	set([]string{"model", "name"}, m.Name)
+	set([]string{"model", "revision"}, m.Revision)
+	set([]string{"model", "servedName"}, m.ServedName)
+	args := make([]any, len(m.Args))
+	for i, a := range m.Args {
+		args[i] = a
+	}
+	set([]string{"args"}, args)
+	set([]string{"tensorParallel"}, m.GPUs)
+	set([]string{"gpu", "available"}, max(in.Box.GPU.Count, m.GPUs))
+	if m.GPUs > 1 {
+		set([]string{"sharedMemoryMiB"}, 8192)
+	}
+	if in.Box.Secrets.HFTokenFile != "" {
+		set([]string{"weights", "hfToken", "existingSecret"}, "hf-token")
+	}
+	set([]string{"route", "rateLimit", "requestsPerMinute"}, in.Box.Gateway.RateLimit.RequestsPerMinute)
+	set([]string{"monitoring", "serviceMonitor"}, monitored)
+	set([]string{"monitoring", "rules"}, monitored)
+	set([]string{"monitoring", "dashboards"}, monitored)
+	scaled := monitored
+	for _, name := range []string{kedaStep, autoscaleStep} {
+		scaled = scaled && in.Box.Mode(name) != string(component.Off)
+	}
+	set([]string{"autoscaling", "enabled"}, scaled)
+	if p := in.Box.Network.Proxy; p.HTTPS != "" {
+		set([]string{"weights", "proxy", "https"}, p.HTTPS)
+	}
+}
