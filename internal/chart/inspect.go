@@ -12,8 +12,8 @@ import (
 
 // PodRequests sums what the pods of the rendered workloads ask for on one node:
 // replicas times the larger of (containers) and (each init container), as the
-// scheduler counts it. A DaemonSet counts once. Pods that an operator makes
-// later are not in it.
+// scheduler counts it. A DaemonSet counts once, and so does a Job: the sum is
+// what must be free at the peak. Pods that an operator makes later are not in it.
 func PodRequests(objects []*unstructured.Unstructured) (cpuMillis, memoryBytes int64) {
 	for _, o := range objects {
 		spec, replicas, ok := podSpec(o)
@@ -42,8 +42,7 @@ func WorkloadImages(objects []*unstructured.Unstructured) []string {
 	return slices.Sorted(maps.Keys(images))
 }
 
-// podSpec finds the pod template of a workload that keeps running; Jobs end and
-// give back what they asked for, so they count no replicas.
+// podSpec finds the pod template of a workload and how many pods it makes.
 func podSpec(o *unstructured.Unstructured) (corev1.PodSpec, int64, bool) {
 	var spec corev1.PodSpec
 	where := []string{"spec", "template", "spec"}
@@ -53,12 +52,9 @@ func podSpec(o *unstructured.Unstructured) (corev1.PodSpec, int64, bool) {
 		if n, found, err := unstructured.NestedInt64(o.Object, "spec", "replicas"); err == nil && found {
 			replicas = n
 		}
-	case "DaemonSet":
-	case "Job":
-		replicas = 0
+	case "DaemonSet", "Job":
 	case "CronJob":
 		where = []string{"spec", "jobTemplate", "spec", "template", "spec"}
-		replicas = 0
 	case "Pod":
 		where = []string{"spec"}
 	default:

@@ -9,10 +9,12 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 )
 
 // DeleteOwned removes an object if it is there and llmbox's own.
@@ -35,6 +37,67 @@ func (c *Client) DeleteOwned(ctx context.Context, obj *unstructured.Unstructured
 		return fmt.Errorf("deleting %s: %w", describe(obj), Classify(err))
 	}
 	return nil
+}
+
+// DeleteAndWait deletes objects and waits until they are gone. After bound, the
+// finalizers of what is left are removed: whoever should do it does not.
+// Objects without a namespace of their own are looked for in the given one.
+func (c *Client) DeleteAndWait(ctx context.Context, objects []*unstructured.Unstructured, namespace string, bound time.Duration) error {
+	type target struct {
+		res  dynamic.ResourceInterface
+		obj  *unstructured.Unstructured
+		gone bool
+	}
+	var targets []*target
+	for _, obj := range objects {
+		obj = obj.DeepCopy()
+		if obj.GetNamespace() == "" {
+			obj.SetNamespace(namespace)
+		}
+		res, err := c.resourceFor(obj)
+		if meta.IsNoMatchError(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := res.Delete(ctx, obj.GetName(), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("deleting %s: %w", describe(obj), Classify(err))
+		}
+		targets = append(targets, &target{res: res, obj: obj})
+	}
+	began := time.Now()
+	for {
+		var left []*target
+		for _, t := range targets {
+			if t.gone {
+				continue
+			}
+			if _, err := t.res.Get(ctx, t.obj.GetName(), metav1.GetOptions{}); apierrors.IsNotFound(err) {
+				t.gone = true
+			} else {
+				left = append(left, t)
+			}
+		}
+		if len(left) == 0 {
+			return nil
+		}
+		if time.Since(began) > bound {
+			for _, t := range left {
+				_, err := t.res.Patch(ctx, t.obj.GetName(), types.MergePatchType,
+					[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{FieldManager: FieldManager})
+				if err != nil && !apierrors.IsNotFound(err) {
+					return fmt.Errorf("removing the finalizers of %s: %w", describe(t.obj), Classify(err))
+				}
+			}
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s to go: %w", describe(left[0].obj), ctx.Err())
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
 }
 
 // DeleteOrphanedWebhooks removes webhook configurations whose every service

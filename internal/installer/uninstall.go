@@ -24,6 +24,7 @@ const (
 // The bounds of an uninstall's waiting.
 const (
 	releaseGone   = 3 * time.Minute
+	customGone    = 30 * time.Second
 	namespaceGone = 4 * time.Minute
 	// stuckAfter is how long a namespace may be Terminating before what holds it
 	// is looked at and, where it is ours, let go.
@@ -104,9 +105,7 @@ func (r *Run) uninstallGuarded(ctx context.Context, o UninstallOptions, steps []
 		}
 		path := s.Path()
 		began := r.begin(path, "Removing "+s.Title)
-		bounded, cancel := context.WithTimeout(ctx, releaseGone)
-		err := o.Engine.Uninstall(bounded, s.Namespace, s.Name)
-		cancel()
+		err := r.uninstallRelease(ctx, s)
 		if err != nil {
 			problems = append(problems, err)
 			r.fail(path, began, err)
@@ -118,6 +117,29 @@ func (r *Run) uninstallGuarded(ctx context.Context, o UninstallOptions, steps []
 		r.phase(leftoversStep, "Removing cluster-wide objects", func() (string, error) { return r.removeClusterObjects(ctx) }),
 		r.phase(namespacesStep, "Removing namespaces", func() (string, error) { return r.removeNamespaces(ctx) }))
 	return errors.Join(problems...)
+}
+
+// uninstallRelease removes the custom resources of a release while their
+// operator still runs, then the release: Helm deletes them last, when nobody is
+// left to take their finalizers off.
+func (r *Run) uninstallRelease(ctx context.Context, s Step) error {
+	ctx, cancel := context.WithTimeout(ctx, releaseGone)
+	defer cancel()
+	ours := map[string]bool{}
+	for _, crd := range r.plan.CRDs {
+		group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
+		ours[group] = true
+	}
+	var custom []*unstructured.Unstructured
+	for _, obj := range s.Objects {
+		if ours[obj.GroupVersionKind().Group] {
+			custom = append(custom, obj)
+		}
+	}
+	if err := r.client.DeleteAndWait(ctx, custom, s.Namespace, customGone); err != nil {
+		r.log.Warn("custom resources did not go by themselves", "release", s.Name, "error", err)
+	}
+	return r.engine.Uninstall(ctx, s.Namespace, s.Name)
 }
 
 // removeClusterObjects removes what operators left behind at run time, and the

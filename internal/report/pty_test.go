@@ -282,8 +282,11 @@ func (x *terminal) drawn() {
 // ends waits for the child, and checks that the terminal is as it was found.
 func (x *terminal) ends(code int) string {
 	x.t.Helper()
-	done := make(chan error, 1)
-	go func() { done <- x.cmd.Wait() }()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = x.cmd.Wait() // how it ended is judged by its exit code
+	}()
 	select {
 	case <-done:
 	case <-time.After(30 * time.Second):

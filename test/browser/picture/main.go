@@ -27,8 +27,8 @@ func palette() [16]string {
 }
 
 type style struct {
-	fg                  string
-	bold, faint, invert bool
+	fg          string
+	bold, faint bool
 }
 
 func (s style) css() string {

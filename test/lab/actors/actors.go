@@ -97,8 +97,15 @@ func Start(ctx context.Context, o Options) error {
 		newKyverno(p),
 	}
 	var work sync.WaitGroup
-	defer work.Wait()
-	defer cancel() // runs before Wait
+	defer func() {
+		cancel()
+		work.Wait()
+		for _, a := range cast {
+			if a.stop != nil {
+				a.stop()
+			}
+		}
+	}()
 	work.Go(func() { p.directory.serve(ctx, listener) })
 	if err := p.waitForServer(ctx); err != nil {
 		return err

@@ -50,6 +50,7 @@ func newEnvoyGateway(p *plane, o Options) *actor {
 		watches: []kind{deployments, jobs, services, secrets, endpointSlices, pods, namespaces, mutatingHooks, gatewayClasses, gateways,
 			httpRoutes, envoyProxies, securityPols, backendPols, clientPols},
 		reconcile: e.reconcile,
+		stop:      func() { e.proxies.keep(nil) },
 	}
 }
 

@@ -40,17 +40,12 @@ const (
 type externalSecretsOperator struct {
 	*plane
 	changes atomic.Int64 // of Vault
-	// checked remembers, per store, what it was last validated against.
-	checked map[string]validation
-}
-
-type validation struct {
-	against string
-	failure error
+	// checked remembers, per store, what it was last found valid against.
+	checked map[string]string
 }
 
 func newExternalSecrets(p *plane, v *vault) *actor {
-	e := &externalSecretsOperator{plane: p, checked: map[string]validation{}}
+	e := &externalSecretsOperator{plane: p, checked: map[string]string{}}
 	a := &actor{
 		name:      esoActor,
 		watches:   []kind{deployments, statefulSets, secrets, secretStores, externalSecrets, services, endpointSlices},
@@ -194,22 +189,22 @@ func serviceOf(server string) (namespace, name string, port int64, err error) {
 	return parts[1], parts[0], port, nil
 }
 
-// validate tries a login, again only after the store or Vault changed.
+// validate tries a login; a valid store is tried again after it or Vault changed.
 func (e *externalSecretsOperator) validate(ctx context.Context, r *role, store *unstructured.Unstructured) error {
 	against := fmt.Sprintf("%s %d %d", store.GetUID(), store.GetGeneration(), e.changes.Load())
 	if pod := e.readyPod(vaultNamespace, vaultWorkload); pod != nil {
 		against += " " + string(pod.GetUID())
 	}
-	last := e.checked[store.GetName()]
-	if last.against == against {
-		return last.failure
+	if e.checked[store.GetName()] == against {
+		return nil
 	}
 	client, err := e.login(ctx, r, store)
-	if err == nil {
-		client.close(ctx)
+	if err != nil {
+		return err
 	}
-	e.checked[store.GetName()] = validation{against, err}
-	return err
+	client.close(ctx)
+	e.checked[store.GetName()] = against
+	return nil
 }
 
 func (c *vaultClient) close(ctx context.Context) {

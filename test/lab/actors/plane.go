@@ -108,7 +108,9 @@ type actor struct {
 	reconcile func(context.Context) error
 	// period wakes the actor when nothing changed; 0 never does.
 	period time.Duration
-	wake   chan struct{}
+	// stop, if set, gives back what the actor holds; called after the last reconcile.
+	stop func()
+	wake chan struct{}
 }
 
 func (a *actor) signal() {
@@ -393,8 +395,8 @@ type role struct {
 	applies bool
 }
 
-// play of a workload: ok is false until it is available, as nothing would
-// answer before.
+// standIn takes the part of a workload. ok is false until it is available: nothing
+// would answer before.
 func (p *plane) standIn(name string, k kind, namespace, workload string) (*role, bool, error) {
 	o := p.get(k, namespace, workload)
 	if o == nil || !available(k, o) {

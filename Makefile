@@ -1,0 +1,100 @@
+# llmbox: everything is built from Go modules; `make help` lists the targets.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# No C compiler is needed, and no path of this machine ends up in a binary. The race
+# detector alone wants cgo: see test-race.
+export CGO_ENABLED := 0
+export GOFLAGS := -trimpath -buildvcs=false
+export GOWORK := off
+
+# v1.2.3, or 0.0.0-dev-COMMIT where nothing is tagged; outside a clone, a development build.
+TAGGED := $(shell git describe --tags --match 'v*' --dirty 2>/dev/null)
+COMMIT := $(shell git describe --always --dirty --exclude '*' 2>/dev/null)
+VERSION ?= $(or $(TAGGED),0.0.0-dev$(addprefix -,$(COMMIT)))
+STAMP := $(if $(COMMIT),true,false)
+
+# Each folder with a go.mod of its own that holds code of the project.
+MODULES := . $(patsubst %/go.mod,%,$(wildcard test/*/go.mod)) tools/crds
+# What a lab runs; the helm CLI is for bench-install alone.
+LAB_PROGRAMS := kube-apiserver kube-controller-manager kube-scheduler kine kwok
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' Makefile
+
+.PHONY: build
+build: ## Build bin/llmbox and bin/llmbox-lab
+	go build -buildvcs=$(STAMP) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/llmbox ./cmd/llmbox
+	cd test/lab && go build -ldflags '-s -w' -o ../../bin/llmbox-lab ./cmd/llmbox-lab
+
+.PHONY: lab
+lab: build ## Compile the lab's Kubernetes into bin/lab (10 to 20 minutes once, then cached)
+	bin/llmbox-lab build --modules test/lab/modules --out bin/lab $(LAB_PROGRAMS)
+
+.PHONY: rehearse
+rehearse: lab ## Run the whole install against a real API server (ARGS='--gpu h100 --gpus 8')
+	bin/llmbox rehearse $(ARGS)
+
+.PHONY: test
+test: lab ## Run every test of every module; needs Chromium for the report's (TEST='-run Name' narrows)
+	@failed=''; for module in $(MODULES); do \
+	  echo "== go test ./... in $$module"; \
+	  kube=; if [ "$$module" = tools/crds ]; then kube='$(CURDIR)/bin/lab'; fi; \
+	  ( cd "$$module" && LLMBOX_KUBE_BIN="$$kube" go test -timeout 40m $(TEST) ./... ) || failed+=" $$module"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed in:$$failed" >&2; exit 1; fi
+
+.PHONY: test-race
+test-race: lab ## Run the product's and the lab's tests under the race detector (needs a C compiler)
+	CGO_ENABLED=1 go test -race -timeout 60m $(TEST) ./...
+	cd test/lab && CGO_ENABLED=1 go test -race -timeout 60m $(TEST) ./...
+
+.PHONY: lint-fast
+lint-fast: ## gofmt and go vet in every module
+	@unformatted=$$(gofmt -l $(filter-out .,$(wildcard cmd embed internal test tools))); \
+	if [ -n "$$unformatted" ]; then echo "gofmt -w these:"; echo "$$unformatted"; exit 1; fi
+	@for module in $(MODULES); do echo "== go vet ./... in $$module"; ( cd "$$module" && go vet ./... ); done
+
+.PHONY: lint
+lint: lint-fast bin/golangci-lint ## lint-fast, then golangci-lint with .golangci.yml (the linter compiles for minutes once)
+	@for module in $(MODULES); do echo "== golangci-lint in $$module"; \
+	  ( cd "$$module" && '$(CURDIR)/bin/golangci-lint' run --config '$(CURDIR)/.golangci.yml' ./... ); done
+
+bin/golangci-lint: tools/lint/go.mod tools/lint/go.sum
+	cd tools/lint && go build -ldflags '-s -w' -o ../../bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+.PHONY: crds
+crds: ## Regenerate embed/crds from upstream's Go API types (list: tools/crds/groups.go)
+	cd tools/crds && go run . -root ../..
+
+.PHONY: crds-check
+crds-check: ## Regenerating changes nothing, same as upstream ships, accepted by a real API server
+	cd tools/crds && LLMBOX_KUBE_BIN='$(if $(wildcard bin/lab/kube-apiserver),$(CURDIR)/bin/lab)' go test -count=1 ./...
+
+.PHONY: docs
+docs: ## Rewrite the pages that are generated: docs/config.md, docs/components.md
+	go test -count=1 -run '^TestReference$$' ./internal/config -update
+	go test -count=1 -run '^TestComponentsPage$$' ./internal/component -update
+
+.PHONY: bench-plan
+bench-plan: ## Plan tables of 10, 100 and 1,000 components; the time grows with the needs
+	go test -run '^$$' -bench '^BenchmarkOrder' -benchmem ./internal/component
+
+.PHONY: bench-install
+bench-install: lab ## Install by llmbox and by the helm CLI on one lab, and compare both with the bound
+	bin/llmbox-lab build --modules test/lab/modules --out bin/lab helm
+	go run ./test/benchinstall $(ARGS)
+
+.PHONY: proof-crash
+proof-crash: lab ## Kill installs with SIGKILL and run them again; appends to docs/proofs/crash.jsonl
+	go run ./test/proofcrash $(ARGS)
+
+.PHONY: fuzz
+fuzz: ## Feed the configuration's reader with nonsense (FUZZTIME=60s)
+	go test -run '^$$' -fuzz '^FuzzParse$$' -fuzztime $(or $(FUZZTIME),60s) ./internal/config
+
+.PHONY: clean
+clean: ## Remove bin (the compiled Kubernetes stays in the user's cache)
+	rm -rf bin
