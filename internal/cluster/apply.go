@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 )
@@ -198,7 +199,7 @@ func (c *Client) ApplyCRDs(ctx context.Context, crds []*unstructured.Unstructure
 	}
 	total := len(crds)
 	finished := make(chan struct{}, len(send))
-	group, ctx := errgroup.WithContext(ctx)
+	group, sending := errgroup.WithContext(ctx)
 	group.SetLimit(8)
 	go func() {
 		done := total - len(send)
@@ -210,7 +211,7 @@ func (c *Client) ApplyCRDs(ctx context.Context, crds []*unstructured.Unstructure
 	for _, crd := range send {
 		result.Applied = append(result.Applied, crd.GetName())
 		group.Go(func() error {
-			if err := c.applyCRD(ctx, crd); err != nil {
+			if err := c.applyCRD(sending, crd); err != nil {
 				return err
 			}
 			finished <- struct{}{}
@@ -254,37 +255,78 @@ func (c *Client) applyCRD(ctx context.Context, crd *unstructured.Unstructured) e
 // errCRDRefused is what a CRD's own condition says when it can never serve.
 var errCRDRefused = errors.New("the API server refuses the CRD")
 
+// waitEstablished watches until each CRD is established. It lists once: these
+// objects are the largest a cluster holds.
 func (c *Client) waitEstablished(ctx context.Context, crds []*unstructured.Unstructured) error {
+	if len(crds) == 0 {
+		return nil
+	}
 	waiting := make(map[string]bool, len(crds))
 	for _, crd := range crds {
 		waiting[crd.GetName()] = true
 	}
+	see := func(crd *unstructured.Unstructured) error {
+		if msg, refused := condition(crd, "NamesAccepted", "False"); refused {
+			return fmt.Errorf("%w: %s: %s", errCRDRefused, crd.GetName(), msg)
+		}
+		if established(crd) {
+			delete(waiting, crd.GetName())
+		}
+		return nil
+	}
+	res := c.Dynamic.Resource(crdResource())
+	ours := metav1.ListOptions{LabelSelector: ManagedByLabel + "=" + ManagedByValue}
 	for len(waiting) > 0 {
-		list, err := c.Dynamic.Resource(crdResource()).List(ctx, metav1.ListOptions{
-			ResourceVersion: "0", LabelSelector: ManagedByLabel + "=" + ManagedByValue,
-		})
+		list, err := res.List(ctx, ours)
 		if err != nil {
 			return fmt.Errorf("listing CRDs: %w", Classify(err))
 		}
 		for i := range list.Items {
-			crd := &list.Items[i]
-			if msg, refused := condition(crd, "NamesAccepted", "False"); refused {
-				return fmt.Errorf("%w: %s: %s", errCRDRefused, crd.GetName(), msg)
-			}
-			if established(crd) {
-				delete(waiting, crd.GetName())
+			if err := see(&list.Items[i]); err != nil {
+				return err
 			}
 		}
 		if len(waiting) == 0 {
-			break
+			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("waiting for %d CRDs to be established: %w", len(waiting), ctx.Err())
-		case <-time.After(100 * time.Millisecond):
+		following := ours
+		following.ResourceVersion = list.GetResourceVersion()
+		changes, err := res.Watch(ctx, following)
+		if err != nil {
+			return fmt.Errorf("watching CRDs: %w", Classify(err))
+		}
+		err = follow(ctx, changes, func(crd *unstructured.Unstructured) (bool, error) {
+			err := see(crd)
+			return len(waiting) == 0, err
+		})
+		changes.Stop()
+		if err != nil {
+			return fmt.Errorf("waiting for %d CRDs to be established: %w", len(waiting), err)
 		}
 	}
 	return nil
+}
+
+// follow hands each changed object to see until that is satisfied, the watch
+// ends (nil: list again) or ctx does.
+func follow(ctx context.Context, changes watch.Interface, see func(*unstructured.Unstructured) (bool, error)) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case e, open := <-changes.ResultChan():
+			if !open || e.Type == watch.Error {
+				return nil
+			}
+			obj, ok := e.Object.(*unstructured.Unstructured)
+			if !ok || e.Type == watch.Deleted {
+				continue
+			}
+			if done, err := see(obj); done || err != nil {
+				return err
+			}
+		}
+	}
 }
 
 func established(crd *unstructured.Unstructured) bool {

@@ -82,7 +82,7 @@ gates are asked) and ` + "`off`" + `.
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", c.Name, or(strings.Join(gates, "; ")), minutes(c))
 	}
 
-	b.WriteString("\n## Versions\n\nWhat is shipped, what the project's lab runs, and what each chart was compared\nwith. [fidelity.md](fidelity.md) says what follows where they differ.\n\n| component | shipped | in the lab | compared with |\n|---|---|---|---|\n")
+	b.WriteString("\n## Versions\n\nWhat is shipped, the version of which a program or a stand-in can be run beside it\n(a rehearsal runs none of them: [fidelity.md](fidelity.md)), and what each chart was\ncompared with.\n\n| component | shipped | can be run | compared with |\n|---|---|---|---|\n")
 	for _, c := range table.Components {
 		if c.Chart != "" {
 			fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", c.Name, or(c.Version.Shipped), or(c.Version.RunInLab), or(c.Version.CheckedAgainst))

@@ -140,8 +140,11 @@ func (e *Engine) Apply(ctx context.Context, r chart.Release) (chart.Outcome, err
 				return chart.Outcome{}, err
 			}
 			change := chart.Upgraded
-			if before.Revision == 0 {
+			switch before.Revision {
+			case 0:
 				change = chart.Installed
+			case end.record.Revision:
+				change = chart.Unchanged // only the HelmChart had to be put right
 			}
 			return chart.Outcome{Change: change, Revision: end.record.Revision, Repaired: repaired}, nil
 		}

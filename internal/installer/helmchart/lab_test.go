@@ -105,7 +105,9 @@ func connect(t *testing.T, kubeconfig string, standIn func() *helmControllerStan
 	}
 	cfg.QPS = -1
 	if standIn != nil {
-		cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return kubeletLogsStandIn{next: next, standIn: standIn} })
+		cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return kubeletLogsStandIn{next: next, standIn: standIn}
+		})
 	}
 	client, err := cluster.New(t.Context(), cfg, time.Minute)
 	if err != nil {
@@ -571,7 +573,9 @@ func applyHelmCRDs(t *testing.T, client *cluster.Client) {
 		crds = slices.Concat(crds, more)
 	}
 	if _, err := client.ApplyCRDs(t.Context(), crds, func(int, int) {}); err != nil {
-		t.Fatal(err)
+		var st apierrors.APIStatus
+		t.Logf("DEBUG %v %#v", errors.As(err, &st), st)
+		t.Fatal(err, t.Context().Err())
 	}
 }
 

@@ -424,3 +424,38 @@ func TestWithActor(t *testing.T) {
 		}
 	}
 }
+
+func TestStartEndsWithItsContext(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "egress.sock")
+	// What a killed run leaves behind.
+	if err := os.WriteFile(socket, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Start(ctx, Options{Config: &rest.Config{Host: "http://127.0.0.1:1"}, EgressSocket: socket})
+	}()
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		if info, err := os.Stat(socket); err == nil && info.Mode()&os.ModeSocket != 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("no socket before the API server answers")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	cancel()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("ended with %v", err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("goes on after its context ended")
+	}
+	if _, err := os.Stat(socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("socket is still there: %v", err)
+	}
+}
