@@ -17,7 +17,7 @@ STAMP := $(if $(COMMIT),true,false)
 
 # Each folder with a go.mod of its own that holds code of the project.
 MODULES := . $(patsubst %/go.mod,%,$(wildcard test/*/go.mod)) tools/crds
-# What a lab runs; the helm CLI is for bench-install alone.
+# What a lab runs; the helm CLI is only compared with.
 LAB_PROGRAMS := kube-apiserver kube-controller-manager kube-scheduler kine kwok
 
 .PHONY: help
@@ -33,12 +33,16 @@ build: ## Build bin/llmbox and bin/llmbox-lab
 lab: build ## Compile the lab's Kubernetes into bin/lab (10 to 20 minutes once, then cached)
 	bin/llmbox-lab build --modules test/lab/modules --out bin/lab $(LAB_PROGRAMS)
 
+.PHONY: lab-helm
+lab-helm: lab ## Compile the helm CLI too, with which tests and bench-install compare
+	bin/llmbox-lab build --modules test/lab/modules --out bin/lab helm
+
 .PHONY: rehearse
 rehearse: lab ## Run the whole install against a real API server (ARGS='--gpu h100 --gpus 8')
 	bin/llmbox rehearse $(ARGS)
 
 .PHONY: test
-test: lab ## Run every test of every module; needs Chromium for the report's (TEST='-run Name' narrows)
+test: lab-helm ## Run every test of every module; needs Chromium for the report's (TEST='-run Name' narrows)
 	@failed=''; for module in $(MODULES); do \
 	  echo "== go test ./... in $$module"; \
 	  kube=; if [ "$$module" = tools/crds ]; then kube='$(CURDIR)/bin/lab'; fi; \
@@ -47,7 +51,7 @@ test: lab ## Run every test of every module; needs Chromium for the report's (TE
 	if [ -n "$$failed" ]; then echo "failed in:$$failed" >&2; exit 1; fi
 
 .PHONY: test-race
-test-race: lab ## Run the product's and the lab's tests under the race detector (needs a C compiler)
+test-race: lab-helm ## Run the product's and the lab's tests under the race detector (needs a C compiler)
 	CGO_ENABLED=1 go test -race -timeout 60m $(TEST) ./...
 	cd test/lab && CGO_ENABLED=1 go test -race -timeout 60m $(TEST) ./...
 
@@ -83,8 +87,7 @@ bench-plan: ## Plan tables of 10, 100 and 1,000 components; the time grows with 
 	go test -run '^$$' -bench '^BenchmarkOrder' -benchmem ./internal/component
 
 .PHONY: bench-install
-bench-install: lab ## Install by llmbox and by the helm CLI on one lab, and compare both with the bound
-	bin/llmbox-lab build --modules test/lab/modules --out bin/lab helm
+bench-install: lab-helm ## Install by llmbox and by the helm CLI on one lab, and compare both with the bound
 	go run ./test/benchinstall $(ARGS)
 
 .PHONY: proof-crash

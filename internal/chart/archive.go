@@ -44,3 +44,6 @@ func (c *Chart) Archive() ([]byte, error) {
 	}
 	return out.Bytes(), nil
 }
+
+// Defaults are a copy of the values that the chart itself brings.
+func (c *Chart) Defaults() map[string]any { return copyMap(c.inner.Values) }

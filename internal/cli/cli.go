@@ -90,6 +90,14 @@ the gateway. Run it again after whatever went wrong: it goes on where it was.`,
   llmbox status`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		// Only an unknown command gets here with arguments.
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("unknown command %q; llmbox --help lists them", args[0])}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	f := root.PersistentFlags()
 	f.StringVar(&a.configFile, "config", "", "configuration file, or - for standard input (default /etc/llmbox/config.yaml if it exists)")

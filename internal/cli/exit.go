@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/llmbox-dev/llmbox/internal/chart"
 	"github.com/llmbox-dev/llmbox/internal/cluster"
@@ -88,6 +90,15 @@ func fixFor(err error) string {
 	}
 }
 
+// foldLines makes one line of a message that a library spread over several.
+func foldLines(s string) string {
+	lines := strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' })
+	for i := range lines {
+		lines[i] = strings.TrimSpace(lines[i])
+	}
+	return strings.Join(slices.DeleteFunc(lines, func(l string) bool { return l == "" }), "; ")
+}
+
 // printError says what went wrong and how to go on, on stderr. Errors of the
 // configuration come one by one with their places.
 func (a *app) printError(err error) {
@@ -97,7 +108,7 @@ func (a *app) printError(err error) {
 		}
 		return
 	}
-	_, _ = fmt.Fprintln(a.env.Stderr, "error:", err)
+	_, _ = fmt.Fprintln(a.env.Stderr, "error:", foldLines(err.Error()))
 	if fix := fixFor(err); fix != "" {
 		_, _ = fmt.Fprintln(a.env.Stderr, "  fix:", fix)
 	}

@@ -57,7 +57,6 @@ func (a *app) runStatus(cmd *cobra.Command, flags *boxFlags) error {
 		return err
 	}
 	if url := run.Summary("").Endpoint; url != "" {
-		url += "/v1"
 		doc.Endpoint = &url
 	}
 	missing := 0

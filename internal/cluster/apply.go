@@ -329,6 +329,48 @@ func follow(ctx context.Context, changes watch.Interface, see func(*unstructured
 	}
 }
 
+// AwaitServed waits until the API server answers for each kind of the objects
+// that one of the CRDs defines: between a CRD being established and its handler
+// being in place, a busy server still says "not found".
+func (c *Client) AwaitServed(ctx context.Context, crds, objects []*unstructured.Unstructured) error {
+	resources := map[schema.GroupKind]schema.GroupVersionResource{}
+	for _, crd := range crds {
+		if gvr, _, ok := storedResource(crd); ok {
+			kind, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "kind")
+			resources[schema.GroupKind{Group: gvr.Group, Kind: kind}] = gvr
+		}
+	}
+	wanted := map[schema.GroupVersionResource]bool{}
+	for _, obj := range objects {
+		gvk := obj.GroupVersionKind()
+		if gvr, ok := resources[gvk.GroupKind()]; ok {
+			gvr.Version = gvk.Version
+			wanted[gvr] = true
+		}
+	}
+	group, asking := errgroup.WithContext(ctx)
+	group.SetLimit(4)
+	for gvr := range wanted {
+		group.Go(func() error {
+			for {
+				_, err := c.Dynamic.Resource(gvr).List(asking, metav1.ListOptions{Limit: 1})
+				if err == nil {
+					return nil
+				}
+				if !apierrors.IsNotFound(err) {
+					return fmt.Errorf("asking for %s: %w", gvr.GroupResource(), Classify(err))
+				}
+				select {
+				case <-asking.Done():
+					return fmt.Errorf("waiting for %s to be served: %w", gvr.GroupResource(), asking.Err())
+				case <-time.After(50 * time.Millisecond):
+				}
+			}
+		})
+	}
+	return group.Wait()
+}
+
 func established(crd *unstructured.Unstructured) bool {
 	_, ok := condition(crd, "Established", "True")
 	return ok

@@ -225,7 +225,7 @@ func (g *gateSet) token(ctx context.Context, gate component.Gate) (cluster.Verdi
 	}
 	verdict, err := cluster.Token(ctx, g.run.httpClient(), url, key, g.run.plan.Model.ServedName)
 	if err == nil && verdict.Ready {
-		g.run.setEndpoint(url)
+		g.run.setEndpoint(url + "/v1")
 	}
 	return verdict, err
 }

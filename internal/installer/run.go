@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
 	"github.com/llmbox-dev/llmbox/internal/chart"
 	"github.com/llmbox-dev/llmbox/internal/cluster"
 	"github.com/llmbox-dev/llmbox/internal/component"
@@ -260,6 +262,15 @@ func (r *Run) base(ctx, waiting context.Context, path string) (changed bool, err
 			return "", err
 		}
 		changed = changed || len(result.Applied) > 0
+		var objects []*unstructured.Unstructured
+		for _, s := range r.plan.Steps {
+			objects = append(objects, s.Objects...)
+		}
+		if len(result.Applied) > 0 {
+			if err := r.client.AwaitServed(bounded, r.plan.CRDs, objects); err != nil {
+				return "", err
+			}
+		}
 		text := fmt.Sprintf("%d applied, %d unchanged", len(result.Applied), len(result.Unchanged))
 		if n := len(result.Foreign); n > 0 {
 			text += fmt.Sprintf(", %d left to their owner", n)

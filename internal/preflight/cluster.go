@@ -19,9 +19,9 @@ import (
 	"github.com/llmbox-dev/llmbox/internal/finding"
 )
 
-// OldestKubernetes is the first minor whose API serves everything the charts
-// use (ValidatingAdmissionPolicy-era admission, sidecar-aware Jobs).
-const OldestKubernetes = "1.29"
+// OldestKubernetes is the oldest minor that every chart accepts; Kyverno 1.19
+// asks for the most (github.com/kyverno/kyverno charts/kyverno/Chart.yaml).
+const OldestKubernetes = "1.30"
 
 // ClusterFacts is what an existing cluster shows about itself.
 type ClusterFacts struct {

@@ -610,7 +610,7 @@ func (m *model) extra(s *Step, w, room int) []string {
 	}
 	switch s.State {
 	case Running:
-		if _, reason := m.phaseAndReason(s); reason != "" && w < wideAt {
+		if _, reason := m.phaseAndReason(s); reason != "" {
 			return []string{"   " + l.dim.Render(l.cut(reason, w-4))}
 		}
 	case Failed:

@@ -416,9 +416,10 @@ func TestSuspendGivesTheTerminalBack(t *testing.T) {
 				if x.raw() {
 					t.Error("the terminal is raw while the job is stopped")
 				}
-				if out := x.text(); strings.LastIndex(out, "\x1b[?25h") < strings.LastIndex(out, "\x1b[?25l") {
-					t.Error("the cursor is hidden while the job is stopped")
-				}
+				x.wait("the cursor's return", func() bool {
+					out := x.text()
+					return strings.LastIndex(out, "\x1b[?25h") > strings.LastIndex(out, "\x1b[?25l")
+				})
 				if err := syscall.Kill(job, syscall.SIGCONT); err != nil {
 					t.Fatal(err)
 				}

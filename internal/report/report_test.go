@@ -323,7 +323,8 @@ func TestJSONModeFeedsProgramAndPerson(t *testing.T) {
 
 func TestRecordedRunFitsTheSchema(t *testing.T) {
 	s := compiledSchema(t)
-	for _, name := range []string{"run", "failed"} {
+	// The last one is a real rehearsal, the others are made up.
+	for _, name := range []string{"run", "failed", "rehearsal"} {
 		// What JSON writes is what is promised, so it goes through it.
 		var out bytes.Buffer
 		w := NewJSON(&out)
@@ -528,6 +529,24 @@ func TestTimelineOfACutStream(t *testing.T) {
 	out.Reset()
 	if err := tl.WriteHTML(&out, Meta{}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestStepsBeforeThePlanBelongToTheRun(t *testing.T) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	tl := NewTimeline()
+	tl.Apply(event.Event{Time: at, Type: event.StepStarted, Step: "rehearsal/cluster", Message: "Starting a control plane"})
+	tl.Apply(event.Event{Time: at.Add(9 * time.Second), Type: event.StepDone, Step: "rehearsal/cluster"})
+	plan := []event.PlannedStep{{Step: "component/keda", Title: "KEDA"}}
+	tl.Apply(event.Event{Time: at.Add(10 * time.Second), Type: event.RunStarted, Plan: plan})
+	if len(tl.Steps) != 2 || tl.Steps[0].Title != "Starting a control plane" || tl.Elapsed(at.Add(10*time.Second)) != 10*time.Second {
+		t.Errorf("steps %+v, start %s", tl.Steps, tl.Start)
+	}
+	tl.Apply(event.Event{Time: at.Add(20 * time.Second), Type: event.StepStarted, Step: "component/keda"})
+	// The run was killed; a log goes on with the next one.
+	tl.Apply(event.Event{Time: at.Add(time.Hour), Type: event.RunStarted, Plan: plan})
+	if len(tl.Steps) != 1 || tl.Steps[0].State != Pending || tl.Elapsed(at.Add(time.Hour)) != 0 {
+		t.Errorf("the second run starts with %+v", tl.Steps[0])
 	}
 }
 

@@ -101,6 +101,7 @@ type Timeline struct {
 	// last is the time of the newest event; it bounds open spans of a stream
 	// that ends in the middle.
 	last   time.Time
+	begun  bool
 	byPath map[string]*Step
 }
 
@@ -133,8 +134,15 @@ func (t *Timeline) Apply(e event.Event) {
 	}
 }
 
+// begin takes the plan. Steps that came before it (a rehearsal starts a cluster
+// first) belong to the run; a second plan in one stream is a new run, as in a
+// log that a resumed run was appended to.
 func (t *Timeline) begin(e event.Event) {
-	t.Name, t.Start = e.Message, e.Time
+	if t.begun {
+		*t = *NewTimeline()
+		t.Start, t.last = e.Time, e.Time
+	}
+	t.begun, t.Name = true, e.Message
 	for _, p := range e.Plan {
 		s := t.step(p.Step)
 		s.Title, s.Needs = p.Title, p.Needs
@@ -196,6 +204,10 @@ func (t *Timeline) applyStep(e event.Event) {
 	known := t.byPath[top] != nil
 	s := t.step(top)
 	if !known {
+		// Nobody announced it: what it says of itself has to do for a title.
+		if rest == "" && e.Type == event.StepStarted {
+			s.Title, e.Message = e.Message, ""
+		}
 		t.nameSteps()
 	}
 	if rest == "" {

@@ -74,6 +74,10 @@ func run() error {
 	defer report.Rescue(r)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	if *until > 0 {
+		// A held picture has no work to go on with once its window is gone.
+		signal.Notify(signals, syscall.SIGHUP)
+	}
 	go func() {
 		for range signals {
 			o.Interrupt()

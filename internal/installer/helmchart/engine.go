@@ -140,18 +140,18 @@ func (e *Engine) Apply(ctx context.Context, r chart.Release) (chart.Outcome, err
 				return chart.Outcome{}, err
 			}
 			change := chart.Upgraded
-			switch before.Revision {
-			case 0:
-				change = chart.Installed
-			case end.record.Revision:
+			switch {
+			case before.Deployed() && before.Revision == end.record.Revision:
 				change = chart.Unchanged // only the HelmChart had to be put right
+			case before.Revision == 0, end.record.Revision == 1:
+				change = chart.Installed
 			}
 			return chart.Outcome{Change: change, Revision: end.record.Revision, Repaired: repaired}, nil
 		}
 		// A Job that found a half-done revision and tried nothing tells nothing
 		// about this release: mend the record and let a new Job try.
 		var failed *JobError
-		if again || !errors.As(err, &failed) || end.record.Revision != before.Revision || !end.record.Unfinished() {
+		if again || !errors.As(err, &failed) || failed.named || end.record.Revision != before.Revision || !end.record.Unfinished() {
 			return chart.Outcome{}, err
 		}
 	}
@@ -278,7 +278,15 @@ func (e *Engine) send(ctx context.Context, v *view, wanted *helmChart, digest st
 			return want{}, err
 		}
 	}
-	w := want{version: wanted.Spec.Version, record: o.record}
+	// The view must not show what was there before the write.
+	err = v.until(ctx, e.bounds.Sync, func(o observation) (bool, string) {
+		return o.chart != nil && o.chart.UID == live.UID && o.chart.Generation >= live.Generation,
+			"HelmChart " + Namespace + "/" + v.name + " was written and is not seen"
+	})
+	if err != nil {
+		return want{}, &StuckError{Name: v.name, Reason: stuckReason(err), Waited: e.bounds.Sync, cause: err}
+	}
+	w := want{version: wanted.Spec.Version}
 	// Other contents of the same version, such as a spec edited by hand and now
 	// put right, get a new Job too.
 	if o.install != nil && o.chart != nil && live.Generation != o.chart.Generation {
@@ -325,7 +333,10 @@ func (e *Engine) Uninstall(ctx context.Context, namespace, name string) error {
 		err := v.until(ctx, e.bounds.Claim, func(o observation) (bool, string) {
 			return o.chart == nil || guarded(o.chart), "helm-controller has not taken HelmChart " + Namespace + "/" + name
 		})
-		if err != nil {
+		switch {
+		case ctx.Err() != nil:
+			return &StuckError{Name: name, Reason: stuckReason(err), Waited: e.bounds.Claim, cause: ctx.Err()}
+		case err != nil:
 			return &NoControllerError{Name: name, Reason: stuckReason(err)}
 		}
 	}

@@ -36,7 +36,7 @@ func (e *NoControllerError) Unwrap() error { return ErrNoController }
 
 // Fix is what a person types.
 func (e *NoControllerError) Fix() string {
-	return "llmbox install --engine helm (llmbox then runs Helm itself), or start k3s without --disable-helm-controller"
+	return "use --engine helm (llmbox then runs Helm itself), or start k3s without --disable-helm-controller"
 }
 
 // ForeignError says that llmbox will not touch a HelmChart.
@@ -66,6 +66,9 @@ type JobError struct {
 	Cause string
 	// Tail is the end of the log, without timestamps.
 	Tail []string
+
+	// named says that the log names the cause: Helm itself has tried.
+	named bool
 }
 
 func (e *JobError) Error() string {

@@ -18,8 +18,6 @@ type want struct {
 	version string
 	// not is a Job that will be replaced, though its version fits.
 	not types.UID
-	// record is what was there before.
-	record chart.Stored
 }
 
 type phase int
@@ -43,8 +41,8 @@ type verdict struct {
 	// blocked says that what is missing does not come by itself in a healthy
 	// cluster, so that the shorter bound counts.
 	blocked bool
-	// reason is the Job's own for failing.
-	reason string
+	// reason is the Job's own for failing, cause what else it failed for.
+	reason, cause string
 	// pod is the one that is waited for.
 	pod string
 }
@@ -56,7 +54,7 @@ func judge(o observation, w want) verdict {
 	job := o.install
 	switch {
 	case o.chart == nil:
-		return verdict{phase: failed, reason: "its HelmChart was deleted meanwhile"}
+		return verdict{phase: failed, cause: "the HelmChart was deleted meanwhile"}
 	case job == nil || jobVersion(job) != w.version || job.UID == w.not || job.DeletionTimestamp != nil:
 		if !claimed(o.chart) {
 			return verdict{phase: unclaimed, missing: "helm-controller has not taken HelmChart " + Namespace + "/" + o.chart.Name}

@@ -16,6 +16,8 @@ const (
 	logLines = 200
 	logBytes = 256 << 10
 	tailSize = 20
+	// maxAsked is how often a log is asked for that can't be had.
+	maxAsked = 3
 )
 
 // logbook keeps what the tries of a Job left behind. A container that starts
@@ -25,7 +27,7 @@ type logbook struct {
 	// all reads the logs of good ends too.
 	all bool
 
-	seen    map[string]bool
+	asked   map[string]int // how often for a try's log; answered is enough
 	pod     string
 	tail    []string
 	cause   string
@@ -48,17 +50,19 @@ func (e *Engine) keepLogs(ctx context.Context, l *logbook, pods []*corev1.Pod, j
 				ended, previous, try = c.LastTerminationState.Terminated, true, c.RestartCount-1
 			}
 			key := fmt.Sprintf("%s/%s/%d", p.UID, c.Name, try)
-			if c.Name != jobContainer || ended == nil || ended.ExitCode == 0 && !l.all || l.seen[key] {
+			if c.Name != jobContainer || ended == nil || ended.ExitCode == 0 && !l.all || l.asked[key] >= maxAsked {
 				continue
+			}
+			if l.asked == nil {
+				l.asked = map[string]int{}
 			}
 			raw, err := e.readLog(ctx, p.Name, previous)
 			if err != nil {
 				e.log.Debug("reading the log of a Job's pod", "pod", p.Name, "error", err)
+				l.asked[key]++
+			} else {
+				l.asked[key] = maxAsked
 			}
-			if l.seen == nil {
-				l.seen = map[string]bool{}
-			}
-			l.seen[key] = true
 			l.add(p.Name, string(raw), ended.Message)
 		}
 	}

@@ -64,13 +64,9 @@ func (e *Engine) object(r chart.Release, digest string) (*helmChart, error) {
 	if len(content) > maxContent {
 		return nil, &TooLargeError{Name: r.Name, Bytes: len(content)}
 	}
-	var values string
-	if len(r.Values) > 0 {
-		raw, err := yaml.Marshal(r.Values)
-		if err != nil {
-			return nil, fmt.Errorf("encoding the values of release %s: %w", r.Name, err)
-		}
-		values = string(raw)
+	values, err := yaml.Marshal(someValues(r))
+	if err != nil {
+		return nil, fmt.Errorf("encoding the values of release %s: %w", r.Name, err)
 	}
 	limit := int32(retries)
 	return &helmChart{
@@ -87,13 +83,25 @@ func (e *Engine) object(r chart.Release, digest string) (*helmChart, error) {
 			TargetNamespace: r.Namespace,
 			Version:         versionMark(r.Chart.Version(), digest),
 			ChartContent:    content,
-			ValuesContent:   values,
+			ValuesContent:   string(values),
 			JobImage:        e.options.JobImage,
 			BackOffLimit:    &limit,
 			Timeout:         &metav1.Duration{Duration: helmTimeout},
 			FailurePolicy:   helmv1.FailurePolicyAbort,
 		},
 	}, nil
+}
+
+// someValues are the release's, or the chart's own where the release has none:
+// an upgrade without any values takes over those of the revision before.
+func someValues(r chart.Release) map[string]any {
+	if len(r.Values) > 0 {
+		return r.Values
+	}
+	if defaults := r.Chart.Defaults(); len(defaults) > 0 {
+		return defaults
+	}
+	return map[string]any{"global": map[string]any{}}
 }
 
 // versionMark adds the digest to a version as build metadata.

@@ -137,7 +137,7 @@ func (s *helmControllerStandIn) reconcileAll(ctx context.Context) {
 }
 
 func (s *helmControllerStandIn) reconcile(ctx context.Context, c *helmChart) error {
-	if _, ok := c.Annotations["helmcharts.helm.cattle.io/unmanaged"]; ok {
+	if _, ok := c.Annotations["helmcharts.helm.cattle.io/unmanaged"]; ok || c.Spec.Chart == "" && c.Spec.ChartContent == "" {
 		return nil
 	}
 	if c.Annotations["helmcharts.cattle.io/managed-by"] != standInName {

@@ -202,7 +202,7 @@ func TestJudge(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			j := judge(tt.o, want{version: "v2", not: tt.not})
-			if j.phase != tt.phase || j.blocked != tt.blocked || !strings.Contains(j.missing+j.reason, tt.text) {
+			if j.phase != tt.phase || j.blocked != tt.blocked || !strings.Contains(j.missing+j.reason+j.cause, tt.text) {
 				t.Errorf("verdict = %+v", j)
 			}
 		})

@@ -179,7 +179,7 @@ func eventTime(e *corev1.Event) time.Time {
 // jobError says why a Job failed: by its log, else by Helm's record, else by
 // what the container or the Job itself left.
 func (e *Engine) jobError(ctx context.Context, v *view, o observation, job *batchv1.Job, j verdict, logs *logbook) error {
-	failed := &JobError{Name: v.name, Job: installJob(v.name), Pod: logs.pod, Reason: j.reason, Cause: logs.cause, Tail: logs.tail}
+	failed := &JobError{Name: v.name, Job: installJob(v.name), Pod: logs.pod, Reason: j.reason, Cause: logs.cause, Tail: logs.tail, named: logs.named}
 	if job != nil {
 		failed.Job = job.Name
 	}
@@ -189,6 +189,9 @@ func (e *Engine) jobError(ctx context.Context, v *view, o observation, job *batc
 		if last, err := e.records.Last(asking, v.target, v.name); err == nil && last.Failed() && last.Description != "" {
 			failed.Cause = oneLine(last.Description)
 		}
+	}
+	if j.cause != "" {
+		failed.Cause = j.cause
 	}
 	if failed.Cause == "" {
 		failed.Cause = logs.message
