@@ -144,6 +144,9 @@ type session struct {
 func (a *app) start(ctx context.Context, title string) (context.Context, *session, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	s := &session{app: a, title: title, recorder: report.NewRecorder(), interrupt: make(chan struct{}), cancel: cancel}
+	// A dropped connection must not stop an install: the run goes on, in the log.
+	// The screen, opened after this, gives the terminal back on a hangup.
+	signal.Ignore(syscall.SIGHUP)
 	var keys io.Reader
 	if a.env.Terminal {
 		if tty := report.OpenKeys(); tty != nil {
@@ -151,7 +154,7 @@ func (a *app) start(ctx context.Context, title string) (context.Context, *sessio
 		}
 	}
 	s.renderer = report.New(report.Options{
-		Title: title, Stdout: a.env.Stdout, Stderr: a.env.Stderr, Terminal: a.env.Terminal,
+		Title: title, Version: a.env.Version, Stdout: a.env.Stdout, Stderr: a.env.Stderr, Terminal: a.env.Terminal,
 		Getenv: a.env.Getenv, NoColor: a.noColor, Format: report.Format(a.output), Keys: keys,
 		Interrupt: s.stopSoftly,
 	})
@@ -170,8 +173,6 @@ func (a *app) start(ctx context.Context, title string) (context.Context, *sessio
 
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
-	// A dropped connection must not stop an install: the run goes on, in the log.
-	signal.Ignore(syscall.SIGHUP)
 	done := make(chan struct{})
 	go func() {
 		for {

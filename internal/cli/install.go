@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/llmbox-dev/llmbox/internal/installer"
+	"github.com/llmbox-dev/llmbox/internal/report"
 )
 
 func (a *app) installCommand() *cobra.Command {
@@ -61,6 +62,7 @@ func (a *app) runInstall(cmd *cobra.Command, flags *boxFlags, ignore []string) (
 	if err != nil {
 		return err
 	}
+	defer report.Rescue(session.renderer)
 	defer func() { err = errors.Join(err, session.end()) }()
 	engine, err := s.engine(session.log)
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/llmbox-dev/llmbox/internal/config"
 	"github.com/llmbox-dev/llmbox/internal/event"
 	"github.com/llmbox-dev/llmbox/internal/installer"
+	"github.com/llmbox-dev/llmbox/internal/report"
 )
 
 // labStep is the path of the step in which the lab's cluster comes up.
@@ -69,6 +70,7 @@ func (a *app) runRehearse(cmd *cobra.Command, flags *boxFlags, keep bool) (err e
 	if err != nil {
 		return err
 	}
+	defer report.Rescue(session.renderer)
 	ended := false
 	endSession := func() {
 		if !ended {

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/llmbox-dev/llmbox/internal/installer"
+	"github.com/llmbox-dev/llmbox/internal/report"
 )
 
 func (a *app) uninstallCommand() *cobra.Command {
@@ -42,6 +43,7 @@ func (a *app) runUninstall(cmd *cobra.Command, flags *boxFlags) (err error) {
 	if err != nil {
 		return err
 	}
+	defer report.Rescue(session.renderer)
 	defer func() { err = errors.Join(err, session.end()) }()
 	engine, err := s.engine(session.log)
 	if err != nil {

@@ -203,10 +203,10 @@ func (r *Run) step(ctx, waiting context.Context, s Step) (err error) {
 	simulated := actors(verdicts)
 	done := event.Event{
 		Type: event.StepDone, Step: path, ElapsedMS: r.end(path, began),
-		Simulated: len(simulated) > 0, SimulatedBy: simulated, Message: "ready",
+		Simulated: len(simulated) > 0, SimulatedBy: simulated,
 	}
 	if !changed && s.Mode == component.Install {
-		done.Message = "unchanged, ready"
+		done.Message = "unchanged"
 	}
 	r.emit(done)
 	return nil

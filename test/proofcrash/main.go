@@ -75,6 +75,8 @@ type proof struct {
 
 	lab       *labproc.Lab
 	labs      int
+	// spoiled says that a trial left the kept cluster in another state.
+	spoiled   bool
 	reference snapshot.State
 	usual     map[string]time.Duration
 }
@@ -165,6 +167,8 @@ func (p *proof) all(ctx context.Context, trials []trial) error {
 		}
 		if r.Outcome == same {
 			good++
+		} else {
+			p.spoiled = true
 		}
 	}
 	p.say("%d of %d ended as the undisturbed run", good, len(trials))
@@ -277,12 +281,22 @@ func (p *proof) try(ctx context.Context, t trial) row {
 	return r
 }
 
-// prepare brings the cluster to where the trial begins. One that a former trial
-// left in a state of its own would spoil the next: the re-run's outcome is
-// judged per trial, so the kept cluster is used only while it is whole.
+// prepare brings the cluster to where the trial begins: a bare one, or the kept
+// one without a part of it. A cluster that a former trial left in another state
+// would spoil the next, so it is replaced.
 func (p *proof) prepare(ctx context.Context, want reset) error {
 	if want.cluster {
 		return p.freshLab(ctx)
+	}
+	if p.spoiled {
+		if err := p.freshLab(ctx); err != nil {
+			return err
+		}
+		a, err := p.command().follow(ctx, eventsFile(p.keep, "afresh"), nil, nil)
+		if err != nil || a.Exit != 0 {
+			return errors.Join(fmt.Errorf("installing afresh ended with %d: %s", a.Exit, a.Error), err)
+		}
+		p.spoiled = false
 	}
 	client, err := connect(ctx, p.lab.Kubeconfig)
 	if err != nil {
