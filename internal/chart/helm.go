@@ -251,7 +251,11 @@ type clientGetter struct {
 	namespace string
 }
 
-func (g clientGetter) ToRESTConfig() (*rest.Config, error) { return g.cluster.REST, nil }
+// ToRESTConfig hands out a copy: Helm's builder writes the group and version it
+// is about to use into the configuration, and releases are applied in parallel.
+func (g clientGetter) ToRESTConfig() (*rest.Config, error) {
+	return rest.CopyConfig(g.cluster.REST), nil
+}
 
 func (g clientGetter) ToDiscoveryClient() (discovery.CachedDiscoveryInterface, error) {
 	return g.cluster.Discovery, nil

@@ -12,6 +12,7 @@ import (
 	"github.com/llmbox-dev/llmbox/internal/component"
 	"github.com/llmbox-dev/llmbox/internal/config"
 	"github.com/llmbox-dev/llmbox/internal/installer"
+	"github.com/llmbox-dev/llmbox/internal/installer/helmchart"
 	"github.com/llmbox-dev/llmbox/internal/model"
 )
 
@@ -52,9 +53,10 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.Is(err, installer.ErrCheckFailed), errors.Is(err, cluster.ErrUnreachable),
 		errors.Is(err, cluster.ErrUnauthorized), errors.Is(err, cluster.ErrForbidden),
+		errors.Is(err, helmchart.ErrNoController),
 		errors.As(err, &capability), errors.As(err, &memory):
 		return exitCheckFailed
-	case errors.Is(err, installer.ErrNotReady):
+	case errors.Is(err, installer.ErrNotReady), errors.Is(err, helmchart.ErrStuck):
 		return exitNotReady
 	default:
 		return exitFailed

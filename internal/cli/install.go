@@ -64,7 +64,7 @@ func (a *app) runInstall(cmd *cobra.Command, flags *boxFlags, ignore []string) (
 	}
 	defer report.Rescue(session.renderer)
 	defer func() { err = errors.Join(err, session.end()) }()
-	engine, err := s.engine(session.log)
+	engine, err := s.engine(ctx, session.log)
 	if err != nil {
 		return err
 	}

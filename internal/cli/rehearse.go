@@ -108,7 +108,7 @@ func (a *app) runRehearse(cmd *cobra.Command, flags *boxFlags, keep bool) (err e
 	if err != nil {
 		return err
 	}
-	engine, err := s.engine(session.log)
+	engine, err := s.engine(ctx, session.log)
 	if err != nil {
 		return err
 	}

@@ -302,6 +302,6 @@ func (s *settled) chooseModel(catalogue model.Catalogue, facts []model.GPUFact, 
 }
 
 // engine picks how charts reach the cluster.
-func (s *settled) engine(log *slog.Logger) (installer.Engine, error) {
-	return installer.NewEngine(s.client, s.box.Engine, log)
+func (s *settled) engine(ctx context.Context, log *slog.Logger) (installer.Engine, error) {
+	return installer.NewEngine(ctx, s.client, s.box.Engine, s.last.Engine, log)
 }

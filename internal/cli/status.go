@@ -43,7 +43,7 @@ func (a *app) runStatus(cmd *cobra.Command, flags *boxFlags) error {
 	if err != nil {
 		return err
 	}
-	engine, err := s.engine(log)
+	engine, err := s.engine(ctx, log)
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func (a *app) runUninstall(cmd *cobra.Command, flags *boxFlags) (err error) {
 	}
 	defer report.Rescue(session.renderer)
 	defer func() { err = errors.Join(err, session.end()) }()
-	engine, err := s.engine(session.log)
+	engine, err := s.engine(ctx, session.log)
 	if err != nil {
 		return err
 	}

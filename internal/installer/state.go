@@ -219,6 +219,9 @@ func Lock(ctx context.Context, kube kubernetes.Interface, log *slog.Logger) (rel
 					log.Error("the lock was taken by another run", "error", err)
 					close(gone)
 					return
+				} else if apierrors.IsNotFound(err) {
+					// The namespace is going, as at the end of an uninstall: nothing left to hold.
+					return
 				} else if err != nil && renewing.Err() == nil {
 					log.Warn("renewing the lock", "error", err)
 				}

@@ -73,8 +73,8 @@ type proof struct {
 	rows       io.Writer
 	table      *component.Table
 
-	lab       *labproc.Lab
-	labs      int
+	lab  *labproc.Lab
+	labs int
 	// spoiled says that a trial left the kept cluster in another state.
 	spoiled   bool
 	reference snapshot.State
