@@ -6,14 +6,17 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"helm.sh/helm/v3/pkg/action"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/kube"
 	"helm.sh/helm/v3/pkg/release"
 	"helm.sh/helm/v3/pkg/storage"
 	"helm.sh/helm/v3/pkg/storage/driver"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
@@ -125,11 +128,46 @@ func (h *Helm) Apply(ctx context.Context, r Release) (Outcome, error) {
 		return h.install(ctx, cfg, r, digest, repaired)
 	case err != nil:
 		return Outcome{}, fmt.Errorf("reading the record of release %s/%s: %w", r.Namespace, r.Name, err)
-	case last.Info.Status == release.StatusDeployed && last.Labels[DigestLabel] == digest:
-		return Outcome{Change: Unchanged, Revision: last.Version, Repaired: repaired}, nil
-	default:
+	case last.Info.Status != release.StatusDeployed || last.Labels[DigestLabel] != digest:
 		return h.upgrade(ctx, cfg, r, digest, repaired)
 	}
+	missing, err := missingObject(cfg, last)
+	if err != nil {
+		return Outcome{}, err
+	}
+	if missing == "" {
+		return Outcome{Change: Unchanged, Revision: last.Version, Repaired: repaired}, nil
+	}
+	return h.upgrade(ctx, cfg, r, digest, strings.TrimPrefix(repaired+"; "+missing+" was missing", "; "))
+}
+
+// missingObject names the first object of the release that somebody deleted:
+// the record alone does not tell that a release is whole.
+func missingObject(cfg *action.Configuration, rel *release.Release) (string, error) {
+	objects, err := cfg.KubeClient.Build(strings.NewReader(rel.Manifest), false)
+	if err != nil {
+		return "", fmt.Errorf("reading the objects of release %s/%s: %w", rel.Namespace, rel.Name, err)
+	}
+	var mu sync.Mutex
+	missing := ""
+	var group errgroup.Group
+	group.SetLimit(8)
+	for _, info := range objects {
+		group.Go(func() error {
+			err := info.Get()
+			if err == nil {
+				return nil
+			}
+			if !apierrors.IsNotFound(err) {
+				return fmt.Errorf("reading %s %s: %w", info.Mapping.GroupVersionKind.Kind, info.Name, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			missing = info.Mapping.GroupVersionKind.Kind + " " + info.Name
+			return nil
+		})
+	}
+	return missing, group.Wait()
 }
 
 func (h *Helm) install(ctx context.Context, cfg *action.Configuration, r Release, digest, repaired string) (Outcome, error) {

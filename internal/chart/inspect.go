@@ -71,17 +71,34 @@ func podSpec(o *unstructured.Unstructured) (corev1.PodSpec, int64, bool) {
 }
 
 func effectiveRequests(spec corev1.PodSpec) (cpu, mem resource.Quantity) {
+	// A sidecar keeps running beside the containers; a plain init container runs
+	// alone with the sidecars that were started before it.
+	var sidecarCPU, sidecarMem, peakCPU, peakMem resource.Quantity
+	for _, c := range spec.InitContainers {
+		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			sidecarCPU.Add(*c.Resources.Requests.Cpu())
+			sidecarMem.Add(*c.Resources.Requests.Memory())
+			continue
+		}
+		peakCPU = larger(peakCPU, sum(sidecarCPU, *c.Resources.Requests.Cpu()))
+		peakMem = larger(peakMem, sum(sidecarMem, *c.Resources.Requests.Memory()))
+	}
+	cpu, mem = sidecarCPU, sidecarMem
 	for _, c := range spec.Containers {
 		cpu.Add(*c.Resources.Requests.Cpu())
 		mem.Add(*c.Resources.Requests.Memory())
 	}
-	for _, c := range spec.InitContainers {
-		if q := c.Resources.Requests.Cpu(); q.Cmp(cpu) > 0 {
-			cpu = *q
-		}
-		if q := c.Resources.Requests.Memory(); q.Cmp(mem) > 0 {
-			mem = *q
-		}
+	return larger(cpu, peakCPU), larger(mem, peakMem)
+}
+
+func sum(a, b resource.Quantity) resource.Quantity {
+	a.Add(b)
+	return a
+}
+
+func larger(a, b resource.Quantity) resource.Quantity {
+	if b.Cmp(a) > 0 {
+		return b
 	}
-	return cpu, mem
+	return a
 }

@@ -93,7 +93,7 @@ the gateway. Run it again after whatever went wrong: it goes on where it was.`,
 		// Only an unknown command gets here with arguments.
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("unknown command %q; llmbox --help lists them", args[0])}
+				return usageError{fmt.Errorf("unknown command %q", args[0]), helpOf(cmd)}
 			}
 			return nil
 		},
@@ -107,10 +107,10 @@ the gateway. Run it again after whatever went wrong: it goes on where it was.`,
 	f.BoolVarP(&a.yes, "yes", "y", false, "answer every question with yes")
 	f.StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of an existing cluster (default $KUBECONFIG)")
 	f.StringVar(&a.kubecontext, "context", "", "context in the kubeconfig")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{err, helpOf(cmd)} })
 	root.PersistentPreRunE = func(*cobra.Command, []string) error {
 		if a.output != "text" && a.output != "json" {
-			return usageError{fmt.Errorf("--output is %q: it must be text or json", a.output)}
+			return usageError{fmt.Errorf("--output is %q: it must be text or json", a.output), "--output text or --output json"}
 		}
 		return nil
 	}
@@ -163,7 +163,7 @@ func (a *app) start(ctx context.Context, title string) (context.Context, *sessio
 		log, err := report.OpenLog(a.logFile)
 		if err != nil {
 			cancel()
-			return nil, nil, errors.Join(usageError{err}, s.renderer.Close())
+			return nil, nil, errors.Join(usageError{err, "name a file that can be written with --log-file"}, s.renderer.Close())
 		}
 		sinks = append(sinks, log)
 		s.logFile = log

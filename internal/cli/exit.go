@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/llmbox-dev/llmbox/internal/chart"
 	"github.com/llmbox-dev/llmbox/internal/cluster"
 	"github.com/llmbox-dev/llmbox/internal/component"
@@ -27,10 +29,19 @@ const (
 	exitInterrupted = 130
 )
 
-// usageError marks what the person can mend by typing something else.
-type usageError struct{ error }
+// usageError marks what the person can mend by typing something else, and what.
+type usageError struct {
+	error
+	fix string
+}
 
 func (e usageError) Unwrap() error { return e.error }
+
+// Fix is what to type instead.
+func (e usageError) Fix() string { return e.fix }
+
+// helpOf names the help of a command.
+func helpOf(cmd *cobra.Command) string { return cmd.CommandPath() + " --help shows what can be said" }
 
 // exitCode maps an error to its code; the most telling cause decides.
 func exitCode(err error) int {

@@ -43,7 +43,7 @@ Ctrl-C lets the step at work finish and saves; a second one stops at once.`,
 
 func noArgs(cmd *cobra.Command, args []string) error {
 	if err := cobra.NoArgs(cmd, args); err != nil {
-		return usageError{err}
+		return usageError{err, helpOf(cmd)}
 	}
 	return nil
 }

@@ -123,7 +123,7 @@ func (a *app) runRehearse(cmd *cobra.Command, flags *boxFlags, keep bool) (err e
 func (a *app) findLab() (string, error) {
 	if named := a.env.Getenv("LLMBOX_LAB"); named != "" {
 		if _, err := os.Stat(named); err != nil {
-			return "", usageError{fmt.Errorf("finding the lab named by LLMBOX_LAB: %w", err)}
+			return "", usageError{fmt.Errorf("finding the lab named by LLMBOX_LAB: %w", err), "unset LLMBOX_LAB, or name the llmbox-lab of a clone in which make lab has run"}
 		}
 		return named, nil
 	}
@@ -136,8 +136,8 @@ func (a *app) findLab() (string, error) {
 	if found, err := exec.LookPath("llmbox-lab"); err == nil {
 		return found, nil
 	}
-	return "", usageError{errors.New("the rehearsal needs llmbox-lab beside llmbox: run make lab in a clone of the project " +
-		"(10 to 20 minutes the first time); llmbox plan shows the same plan without it")}
+	return "", usageError{errors.New("the rehearsal needs llmbox-lab beside llmbox"),
+		"run make lab in a clone of the project (10 to 20 minutes the first time); llmbox plan shows the same plan without it"}
 }
 
 // rehearsalLab is a running lab; the fields are what llmbox-lab prints.

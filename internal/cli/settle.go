@@ -234,7 +234,7 @@ func (a *app) fileLayer() (config.Layer, error) {
 	default:
 		layer, err := config.ReadFile(a.configFile)
 		if errors.Is(err, fs.ErrNotExist) {
-			return layer, usageError{fmt.Errorf("reading the configuration: %w", err)}
+			return layer, usageError{fmt.Errorf("reading the configuration: %w", err), "name a file that exists with --config, or leave the flag out"}
 		}
 		return layer, err
 	}

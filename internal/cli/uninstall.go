@@ -64,12 +64,12 @@ func (a *app) confirm(question string) error {
 		return nil
 	}
 	if !a.env.Terminal {
-		return usageError{fmt.Errorf("%s There is no terminal to ask on: say --yes", question)}
+		return usageError{fmt.Errorf("%s There is no terminal to ask on", question), "say --yes"}
 	}
 	_, _ = fmt.Fprintf(a.env.Stderr, "%s [y/N] ", question)
 	line, err := bufio.NewReader(a.env.Stdin).ReadString('\n')
 	if answer := strings.ToLower(strings.TrimSpace(line)); err == nil && (answer == "y" || answer == "yes") {
 		return nil
 	}
-	return usageError{errNotConfirmed}
+	return usageError{errNotConfirmed, "answer y, or say --yes"}
 }

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -142,8 +144,9 @@ func servedFrom(config *unstructured.Unstructured, namespaces []string) bool {
 }
 
 // DeleteCRDs removes the CRDs that are llmbox's own and that no object outside
-// the given namespaces and not part of the box uses. It returns those it kept.
-func (c *Client) DeleteCRDs(ctx context.Context, crds []*unstructured.Unstructured, ours []string) (kept []string, err error) {
+// the given namespaces and not part of the box uses. It returns those it kept;
+// progress gets the number looked at after each.
+func (c *Client) DeleteCRDs(ctx context.Context, crds []*unstructured.Unstructured, ours []string, progress func(done, total int)) (kept []string, err error) {
 	res := c.Dynamic.Resource(crdResource())
 	have, err := res.List(ctx, metav1.ListOptions{LabelSelector: ManagedByLabel + "=" + ManagedByValue})
 	if err != nil {
@@ -153,25 +156,40 @@ func (c *Client) DeleteCRDs(ctx context.Context, crds []*unstructured.Unstructur
 	for _, crd := range crds {
 		known[crd.GetName()] = true
 	}
+	var mu sync.Mutex
 	var problems []error
+	done := 0
+	var group errgroup.Group
+	group.SetLimit(8)
 	for i := range have.Items {
 		crd := &have.Items[i]
 		if !known[crd.GetName()] {
 			continue
 		}
-		foreign, err := c.foreignObjects(ctx, crd, ours)
-		if err != nil {
-			problems = append(problems, err)
-			continue
-		}
-		if foreign {
-			kept = append(kept, crd.GetName())
-			continue
-		}
-		if err := res.Delete(ctx, crd.GetName(), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			problems = append(problems, fmt.Errorf("deleting %s: %w", describe(crd), Classify(err)))
-		}
+		group.Go(func() error {
+			foreign, err := c.foreignObjects(ctx, crd, ours)
+			if err == nil && !foreign {
+				if err = res.Delete(ctx, crd.GetName(), metav1.DeleteOptions{}); apierrors.IsNotFound(err) {
+					err = nil
+				} else if err != nil {
+					err = fmt.Errorf("deleting %s: %w", describe(crd), Classify(err))
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			done++
+			if foreign {
+				kept = append(kept, crd.GetName())
+			}
+			if err != nil {
+				problems = append(problems, err)
+			}
+			progress(done, len(have.Items))
+			return nil
+		})
 	}
+	_ = group.Wait() // every failure is in problems
+	slices.Sort(kept)
 	return kept, errors.Join(problems...)
 }
 

@@ -43,7 +43,7 @@ func TestEmbeddedTable(t *testing.T) {
 
 func TestParseTableRefuses(t *testing.T) {
 	for _, tc := range []struct{ file, says string }{
-		{"unknown-field.yaml", `unknown field "components[0].neds"`},
+		{"unknown-field.yaml", `unknown field "neds"`},
 		{"wrong-kind.yaml", `kind is "Table"`},
 		{"unknown-gate.yaml", `unknown gate "luck"`},
 		{"no-reference.yaml", "image main has no reference"},

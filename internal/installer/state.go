@@ -219,7 +219,7 @@ func Lock(ctx context.Context, kube kubernetes.Interface, log *slog.Logger) (rel
 					log.Error("the lock was taken by another run", "error", err)
 					close(gone)
 					return
-				} else if apierrors.IsNotFound(err) {
+				} else if apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 					// The namespace is going, as at the end of an uninstall: nothing left to hold.
 					return
 				} else if err != nil && renewing.Err() == nil {

@@ -161,7 +161,9 @@ func (r *Run) removeClusterObjects(ctx context.Context) (string, error) {
 	if err := r.client.DeleteOrphanedWebhooks(ctx, r.namespaces()); err != nil {
 		problems = append(problems, err)
 	}
-	kept, err := r.client.DeleteCRDs(ctx, r.plan.CRDs, r.namespaces())
+	kept, err := r.client.DeleteCRDs(ctx, r.plan.CRDs, r.namespaces(), func(done, total int) {
+		r.emit(event.Event{Type: event.StepProgress, Step: leftoversStep, Done: int64(done), Total: int64(total), Unit: "CRDs"})
+	})
 	if err != nil {
 		problems = append(problems, err)
 	}

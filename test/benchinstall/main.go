@@ -89,7 +89,7 @@ type bench struct {
 	labs       int
 	out        io.Writer
 	values     map[string]string
-	work1      map[string]workload
+	workloads  map[string]workload
 }
 
 func main() {
@@ -118,7 +118,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	b := &bench{root: root, delays: *table, out: out, values: map[string]string{}, work1: map[string]workload{}}
+	b := &bench{root: root, delays: *table, out: out, values: map[string]string{}, workloads: map[string]workload{}}
 	if err := b.open(ctx); err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		b.say("run %d: llmbox %.1f s (%.1f s CPU), helm %.1f s (%.1f s CPU)", p.Run,
 			p.Llmbox.WallSeconds, p.Llmbox.CPUSeconds, p.Helm.WallSeconds, p.Helm.CPUSeconds)
 	}
-	r.Bound = computeBound(d, b.order, b.work1)
+	r.Bound = computeBound(d, b.order, b.workloads)
 	r.Median = medians(r.Runs, r.Bound)
 	b.print(r)
 	if *file == "" {
@@ -262,7 +262,7 @@ func (b *bench) learn(ctx context.Context, lab *labproc.Lab) error {
 		if err != nil {
 			return fmt.Errorf("reading the manifest of %s: %w", n.Name, err)
 		}
-		if b.work1[n.Name], err = workloadOf(n.Component, string(manifest)); err != nil {
+		if b.workloads[n.Name], err = workloadOf(n.Component, string(manifest)); err != nil {
 			return err
 		}
 		file := filepath.Join(b.work, n.Name+"-values.yaml")

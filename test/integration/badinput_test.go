@@ -42,7 +42,6 @@ func TestBadInput(t *testing.T) {
 	l := useLab(t)
 	l.clean(t)
 	dir := t.TempDir()
-	const nothingChanged = "" // what a refused run may leave in the cluster
 	cases := []struct {
 		name string
 		args []string
@@ -57,7 +56,7 @@ func TestBadInput(t *testing.T) {
 		{"duplicate key", l.installArgs("--config", testdata("config/duplicate-key.yaml")), exitUsage,
 			[]string{"duplicate-key.yaml:5", "gateway"}, []string{"line 3"}},
 		{"unknown component in the file", l.installArgs("--config", testdata("config/unknown-component.yaml")), exitUsage,
-			[]string{"unknown-component.yaml:4", "kedda"}, []string{"keda"}},
+			[]string{"unknown-component.yaml:5", "components.kedda"}, []string{"keda"}},
 		{"unknown component in a flag", l.installArgs("--without", "kedda"), exitUsage,
 			[]string{"flag --without", "kedda"}, []string{"keda"}},
 		{"no such configuration", l.installArgs("--config", filepath.Join(dir, "absent.yaml")), exitUsage,
@@ -68,8 +67,8 @@ func TestBadInput(t *testing.T) {
 			[]string{"components.keda", "nonsense"}, []string{"components.NAME.values", "values.yaml"}},
 		{"need that is off", l.installArgs("--without", "keda"), exitUsage,
 			[]string{"autoscale needs keda"}, []string{"external", "switch"}},
-		{"value outside the schema", l.installArgs("--set", "components.keda.values.nonsense=1"), exitUsage,
-			[]string{"components.keda", "nonsense"}, []string{"components.NAME.values"}},
+		{"chart value in a flag", l.installArgs("--set", "components.keda.values.nonsense=1"), exitUsage,
+			[]string{"flag --set", "components.keda.values.nonsense"}, []string{"--config"}},
 		{"chart that does not render", l.installArgs("--set", "components.keda.chart="+testdata("broken-chart")), exitUsage,
 			[]string{"components.keda", "templates/config.yaml:6", "a message for a person"}, []string{"components.NAME.chart", "helm template"}},
 		{"chart that can't be parsed", l.installArgs("--set", "components.keda.chart="+testdata("unparsable-chart")), exitUsage,
@@ -79,7 +78,7 @@ func TestBadInput(t *testing.T) {
 		{"--set without a value", l.installArgs("--set", "gateway.port"), exitUsage,
 			[]string{"flag --set", "gateway.port"}, []string{"KEY=VALUE"}},
 		{"--set of an unknown key", l.installArgs("--set", "gateway.prot=1"), exitUsage,
-			[]string{"flag --set", "gateway.prot"}, []string{"gateway.port"}},
+			[]string{"flag --set", "gateway.prot"}, []string{`did you mean "port"`}},
 		{"--set of another type", l.installArgs("--set", "gateway.tls.enabled=perhaps"), exitUsage,
 			[]string{"flag --set", "gateway.tls.enabled"}, []string{"true"}},
 		{"port out of range", []string{"install", "--kubeconfig", l.Kubeconfig, "--port", "70000"}, exitUsage,
@@ -88,7 +87,7 @@ func TestBadInput(t *testing.T) {
 			[]string{"flag --gpu", "a11"}, []string{"a10"}},
 		{"unknown output", l.installArgs("--output", "yaml"), exitUsage, []string{"--output", "yaml"}, []string{"text or json"}},
 		{"unknown flag", l.installArgs("--modle", "x"), exitUsage, []string{"--modle"}, []string{"install --help"}},
-		{"unknown command", []string{"instal"}, exitUsage, []string{"instal"}, []string{"install"}},
+		{"unknown command", []string{"instal"}, exitUsage, []string{"instal"}, []string{"llmbox --help"}},
 		{"unknown engine", l.installArgs("--engine", "tiller"), exitUsage, []string{"tiller"}, []string{"helmchart"}},
 		{"argument too many", l.installArgs("now"), exitUsage, []string{"now"}, []string{"install --help"}},
 		{"no such kubeconfig", []string{"install", "--kubeconfig", filepath.Join(dir, "absent")}, exitUsage,
@@ -131,9 +130,7 @@ func TestBadInput(t *testing.T) {
 			}
 		})
 	}
-	if found := strings.Join(l.traces(t), ", "); found != nothingChanged {
-		t.Errorf("something was applied although every run was refused: %s", found)
-	}
+	l.untouched(t)
 }
 
 // TestBadInputAsJSON checks that programs get the same account as people.

@@ -18,6 +18,7 @@ import (
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/lint/support"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -324,6 +325,7 @@ func TestAPIServerAcceptsCharts(t *testing.T) {
 		}
 	}
 	t.Logf("%d different objects", len(unique))
+	l.makeNamespaces(t, unique)
 	keys := slices.Sorted(maps.Keys(unique))
 	work := make(chan string)
 	var group sync.WaitGroup
@@ -343,6 +345,31 @@ func TestAPIServerAcceptsCharts(t *testing.T) {
 	group.Wait()
 }
 
+// makeNamespaces creates those namespaces that a combination names and that are
+// not the box's own: they are the user's to have.
+func (l *lab) makeNamespaces(t *testing.T, objects map[string]*unstructured.Unstructured) {
+	t.Helper()
+	namespaces := l.client.Kube.CoreV1().Namespaces()
+	for _, o := range objects {
+		name := o.GetNamespace()
+		if name == "" {
+			continue
+		}
+		_, err := namespaces.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := namespaces.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
+				t.Errorf("removing namespace %s: %v", name, err)
+			}
+		})
+	}
+}
+
 // send creates and applies the object in a strict dry run and returns what the
 // API server has against it.
 func send(ctx context.Context, client *cluster.Client, o *unstructured.Unstructured, raw string) string {
@@ -353,7 +380,7 @@ func send(ctx context.Context, client *cluster.Client, o *unstructured.Unstructu
 	if err != nil {
 		return err.Error()
 	}
-	resource := client.Dynamic.Resource(mapping.Resource).Namespace(o.GetNamespace())
+	resource := client.Dynamic.Resource(mapping.Resource).Namespace(o.GetNamespace()) // "" for cluster-wide objects
 	dry := []string{metav1.DryRunAll}
 	if _, err := resource.Create(ctx, o.DeepCopy(), metav1.CreateOptions{DryRun: dry, FieldValidation: "Strict"}); err != nil {
 		return "create: " + err.Error()

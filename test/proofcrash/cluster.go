@@ -25,6 +25,9 @@ const (
 	// settleLimit is how long the controllers may take, once llmbox is done, to
 	// bring what they own to where it was in the undisturbed run.
 	settleLimit = 40 * time.Second
+	// restFor is how long nothing may change before the undisturbed state is
+	// taken: longer than the slowest controller's period, the 15 s of scaling.
+	restFor = 17 * time.Second
 	// appliedBy is on what the base step applies.
 	appliedBy = "llmbox.dev/applied-digest"
 )
@@ -52,10 +55,10 @@ func settled(ctx context.Context, c *cluster.Client, want snapshot.State) (snaps
 	}
 }
 
-// quiet takes the state of the cluster once two looks at it agree.
+// quiet takes the state of the cluster once nothing has changed for restFor.
 func quiet(ctx context.Context, c *cluster.Client) (snapshot.State, error) {
 	last := snapshot.State{}
-	deadline := time.Now().Add(settleLimit)
+	deadline := time.Now().Add(5 * restFor)
 	for {
 		c.Discovery.Invalidate()
 		state, err := snapshot.Take(ctx, c.Discovery, c.Dynamic)
@@ -70,7 +73,7 @@ func quiet(ctx context.Context, c *cluster.Client) (snapshot.State, error) {
 			return nil, fmt.Errorf("the cluster does not come to rest: %s", strings.Join(diff, "; "))
 		}
 		last = state
-		if err := sleep(ctx, 3*time.Second); err != nil {
+		if err := sleep(ctx, restFor); err != nil {
 			return nil, err
 		}
 	}

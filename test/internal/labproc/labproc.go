@@ -124,13 +124,23 @@ func FreePort(ctx context.Context) (int, error) {
 	return address.Port, nil
 }
 
-// Commit names the checked-out commit, with "-dirty" where files differ from it.
+// Commit names the checked-out commit, with "-dirty" where what is installed, or
+// the lab it is installed in, differs from it. Tests may differ.
 func Commit(ctx context.Context) (string, error) {
-	out, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--exclude", "*").Output()
+	head, err := exec.CommandContext(ctx, "git", "rev-parse", "--short", "HEAD").Output()
 	if err != nil {
 		return "", fmt.Errorf("asking git for the commit: %w", err)
 	}
-	return string(bytes.TrimSpace(out)), nil
+	differs, err := exec.CommandContext(ctx, "git", "status", "--porcelain", "--",
+		":/go.mod", ":/cmd", ":/internal", ":/embed", ":/test/lab", ":(exclude,top)*_test.go", ":(exclude,top)*/testdata/*").Output()
+	if err != nil {
+		return "", fmt.Errorf("asking git for changes: %w", err)
+	}
+	commit := string(bytes.TrimSpace(head))
+	if len(bytes.TrimSpace(differs)) > 0 {
+		commit += "-dirty"
+	}
+	return commit, nil
 }
 
 // Root finds the clone's root from the working directory upwards.
