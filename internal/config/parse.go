@@ -537,7 +537,10 @@ func (r *reader) wrongType(n *yaml.Node, path []string, s *schema, fix string) {
 func unknownKey(root, at *schema, path []string, key, place string) *Error {
 	e := &Error{Place: place, Path: formatPath(append(slices.Clone(path), key)), Problem: "unknown key"}
 	if at.shape != shapeSection {
-		e.Fix = "it has no keys below it"
+		e.Problem, e.Fix = "has no keys that can be set one by one", "remove what stands below it"
+		if slices.Contains(path, "values") {
+			e.Fix = "write chart values into a file, below components.NAME.values, and name it with --config FILE"
+		}
 		return e
 	}
 	switch near := nearest(key, at.keys()); {

@@ -297,7 +297,9 @@ func TestPlanRefuses(t *testing.T) {
 		t.Fatalf("no component %s", name)
 		return nil
 	}
-	set := func(in *Input, name string, c config.Component) { in.Box.Components = map[string]config.Component{name: c} }
+	set := func(in *Input, name string, c config.Component) {
+		in.Box.Components = map[string]config.Component{name: c}
+	}
 	dir, err := filepath.Abs("testdata")
 	if err != nil {
 		t.Fatal(err)

@@ -130,8 +130,11 @@ type bound struct {
 	// BoundSeconds is the larger of the two.
 	BoundSeconds float64 `json:"bound_seconds"`
 	// SumSeconds adds up what each component takes alone.
-	SumSeconds float64            `json:"sum_seconds"`
-	Alone      map[string]float64 `json:"alone_seconds"`
+	SumSeconds float64 `json:"sum_seconds"`
+	// WaitSeconds is what the table predicts of one release after another with
+	// helm --wait, which waits for the first wave of each only.
+	WaitSeconds float64            `json:"wait_seconds"`
+	Alone       map[string]float64 `json:"alone_seconds"`
 }
 
 func computeBound(d delays, order []component.Node, work map[string]workload) bound {
@@ -152,7 +155,44 @@ func computeBound(d delays, order []component.Node, work map[string]workload) bo
 		}
 	}
 	b.LinkSeconds += d.StartSeconds
+	b.WaitSeconds = d.oneByOne(order, work)
 	b.CriticalPath, b.CriticalPathSeconds = component.CriticalPath(order, func(name string) float64 { return b.Alone[name] })
 	b.BoundSeconds = max(b.CriticalPathSeconds, b.LinkSeconds)
 	return b
+}
+
+// oneByOne follows releases that are installed one after another, each waited
+// for until its own pods are ready. What an operator makes later pulls over the
+// same link meanwhile, before the images of the next release.
+func (d delays) oneByOne(order []component.Node, work map[string]workload) float64 {
+	now, free := 0.0, 0.0
+	there := map[string]float64{}
+	pull := func(images []string) float64 {
+		last := now
+		for _, image := range images {
+			if _, ok := there[image]; !ok {
+				free = max(free, now) + d.pull(image)
+				there[image] = free
+			}
+			last = max(last, there[image])
+		}
+		return last
+	}
+	for _, n := range order {
+		w, ok := work[n.Name]
+		if !ok {
+			continue
+		}
+		for i, wave := range w.waves {
+			complete := pull(wave)
+			if i > 0 {
+				continue
+			}
+			now = complete + d.StartSeconds
+			if w.job {
+				now += d.JobSeconds
+			}
+		}
+	}
+	return now
 }

@@ -93,3 +93,28 @@ func TestOperandsAreInTheTable(t *testing.T) {
 		}
 	}
 }
+
+func TestOneByOne(t *testing.T) {
+	d := testDelays(t)
+	order, err := component.Order([]component.Component{{Name: "operator"}, {Name: "other"}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		work map[string]workload
+		want float64
+	}{
+		{"two charts", map[string]workload{"operator": {waves: [][]string{{"a:1"}}}, "other": {waves: [][]string{{"b:1"}}}}, 3 + 3},
+		{"operands are not waited for but hold the link", map[string]workload{
+			"operator": {waves: [][]string{{"a:1"}, {"big/b:1"}}}, "other": {waves: [][]string{{"c:1"}}}}, 3 + 10 + 1 + 2},
+		{"nothing is pulled twice", map[string]workload{
+			"operator": {waves: [][]string{{"a:1"}, {"big/b:1"}}}, "other": {waves: [][]string{{"a:1"}}}}, 3 + 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := d.oneByOne(order, tt.work); math.Abs(got-tt.want) > 1e-9 {
+				t.Errorf("got %v s, want %v s", got, tt.want)
+			}
+		})
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"os/exec"
@@ -53,9 +54,9 @@ func TestLifecycle(t *testing.T) {
 	t.Run("again", func(t *testing.T) { again(t, l) })
 	t.Run("records left by a crash", func(t *testing.T) { repaired(t, l) })
 	t.Run("a Deployment that somebody deleted", func(t *testing.T) { deleted(t, l) })
-	t.Run("foreign things while installed", foreign.check)
+	t.Run("foreign things while installed", func(t *testing.T) { foreign.check(t) })
 	stage("removed", func(t *testing.T) { removed(t, l) })
-	t.Run("foreign things", foreign.check)
+	t.Run("foreign things", func(t *testing.T) { foreign.check(t); foreign.orphaned(t) })
 	t.Run("removed again", func(t *testing.T) { removed(t, l) })
 }
 
@@ -93,7 +94,7 @@ func makeForeign(t *testing.T, l *lab) foreigner {
 		ctx := context.WithoutCancel(ctx)
 		if err := errors.Join(
 			kube.CoreV1().Namespaces().Delete(ctx, ns.Name, metav1.DeleteOptions{}),
-			kube.NodeV1().RuntimeClasses().Delete(ctx, class.Name, metav1.DeleteOptions{}),
+			ifThere(kube.NodeV1().RuntimeClasses().Delete(ctx, class.Name, metav1.DeleteOptions{})),
 			l.client.Dynamic.Resource(crds()).Delete(ctx, foreignCRD, metav1.DeleteOptions{}),
 		); err != nil {
 			t.Errorf("removing what somebody else had: %v", err)
@@ -102,6 +103,13 @@ func makeForeign(t *testing.T, l *lab) foreigner {
 	f := foreigner{lab: l}
 	f.before = f.look(t)
 	return f
+}
+
+func ifThere(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 // look notes of each foreign object which one it is and what it says.
@@ -126,6 +134,10 @@ func (f foreigner) look(t *testing.T) map[string]string {
 		o.SetManagedFields(nil)
 		o.SetResourceVersion("")
 		delete(o.Object, "status")
+		if target.gvr.Resource == "runtimeclasses" {
+			seen[target.gvr.Resource] = f.class(o)
+			continue
+		}
 		raw, err := o.MarshalJSON()
 		if err != nil {
 			t.Fatal(err)
@@ -135,7 +147,22 @@ func (f foreigner) look(t *testing.T) map[string]string {
 	return seen
 }
 
+// class is what matters of a RuntimeClass. The GPU Operator makes itself the
+// owner of one that is there, so owners count only while it is not installed, and
+// one that was put back is as good as the former.
+func (f foreigner) class(o *unstructured.Unstructured) string {
+	handler, _, _ := unstructured.NestedString(o.Object, "handler")
+	text := fmt.Sprintf("handler %s, labels %v", handler, o.GetLabels())
+	for _, owner := range o.GetOwnerReferences() {
+		if owner.Kind != "ClusterPolicy" {
+			text += ", owned by " + owner.Kind
+		}
+	}
+	return text
+}
+
 func (f foreigner) check(t *testing.T) {
+	t.Helper()
 	for what, now := range f.look(t) {
 		if now != f.before[what] {
 			t.Errorf("the foreign object among %s changed:\nbefore %s\nnow    %s", what, f.before[what], now)
@@ -414,6 +441,19 @@ func (l *lab) state(t *testing.T) *installer.State {
 
 func logger(t *testing.T) *slog.Logger {
 	return slog.New(slog.NewTextHandler(t.Output(), nil))
+}
+
+// orphaned checks that no object waits to be deleted together with an owner
+// that is gone.
+func (f foreigner) orphaned(t *testing.T) {
+	t.Helper()
+	class, err := f.lab.client.Kube.NodeV1().RuntimeClasses().Get(t.Context(), "nvidia", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(class.OwnerReferences) > 0 {
+		t.Errorf("RuntimeClass nvidia is owned by %v", class.OwnerReferences)
+	}
 }
 
 func list(ctx context.Context, cfg *rest.Config) error {
