@@ -85,7 +85,7 @@ type figures struct {
 	HelmPreparedSeconds   float64 `json:"helm_prepared_seconds"`
 	PodsToBound           float64 `json:"pods_to_bound"`
 	PodsToHelm            float64 `json:"pods_to_helm"`
-	CPUToHelm         float64 `json:"cpu_to_helm"`
+	CPUToHelm             float64 `json:"cpu_to_helm"`
 }
 
 type bench struct {
