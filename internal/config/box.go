@@ -113,7 +113,7 @@ type Gateway struct {
 
 // TLS at the gateway.
 type TLS struct {
-	// Serve https instead of http. Without `existingSecret` the certificate is self-signed.
+	// Serve https instead of http, with the certificate in `existingSecret`.
 	Enabled bool `yaml:"enabled" box:"record"`
 	// Name of a kubernetes.io/tls Secret in the gateway's namespace.
 	ExistingSecret string `yaml:"existingSecret" box:"record"`

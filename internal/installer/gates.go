@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -223,15 +222,13 @@ func (g *gateSet) token(ctx context.Context, gate component.Gate) (cluster.Verdi
 	if err != nil {
 		return cluster.Verdict{}, err
 	}
-	verdict, err := cluster.Token(ctx, g.run.httpClient(), url, key, g.run.plan.Model.ServedName)
+	client, err := g.run.gatewayClient(ctx, namespace)
+	if err != nil {
+		return cluster.Verdict{}, err
+	}
+	verdict, err := cluster.Token(ctx, client, url, key, g.run.plan.Model.ServedName)
 	if err == nil && verdict.Ready {
 		g.run.setEndpoint(url + "/v1")
 	}
 	return verdict, err
-}
-
-// gatewayClient talks to the box's own gateway. The certificate may be one that
-// the box signed itself: the gate asks whether tokens come, not whom they are from.
-func gatewayClient() *http.Client {
-	return &http.Client{Timeout: 2 * time.Minute}
 }

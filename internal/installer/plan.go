@@ -87,6 +87,14 @@ func BuildPlan(in Input) (*Plan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ordering the components: %w", err)
 	}
+	if tls := in.Box.Gateway.TLS; tls.Enabled && tls.ExistingSecret == "" {
+		// Serving plain HTTP where TLS was asked for would be the worst answer.
+		return nil, &config.Error{
+			Place: in.Sources.Origin("gateway.tls.enabled"), Path: "gateway.tls.existingSecret",
+			Problem: "llmbox does not make certificates itself yet",
+			Fix:     "create a kubernetes.io/tls Secret in namespace envoy-gateway-system and name it",
+		}
+	}
 	plan := &Plan{Sources: in.Sources, Box: in.Box, Model: planModel(in)}
 	if plan.Manifests, plan.IfAbsent, err = loadManifests(in.Assets); err != nil {
 		return nil, err

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -453,8 +452,6 @@ func (r *Run) gatewayKey(ctx context.Context) (string, error) { return r.secrets
 func (r *Run) vaultReady(ctx context.Context) (cluster.Verdict, error) {
 	return r.secrets.VaultReady(ctx)
 }
-
-func (r *Run) httpClient() *http.Client { return gatewayClient() }
 
 // oneLine folds an error chain into a line, as events want it.
 func oneLine(err error) string {

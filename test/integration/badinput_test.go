@@ -62,7 +62,7 @@ func TestBadInput(t *testing.T) {
 		{"no such configuration", l.installArgs("--config", filepath.Join(dir, "absent.yaml")), exitUsage,
 			[]string{"absent.yaml"}, nil},
 		{"several mistakes at once", l.installArgs("--config", testdata("config/several.yaml")), exitUsage,
-			[]string{"several.yaml:4", "several.yaml:6"}, nil},
+			[]string{"several.yaml:4", "several.yaml:7"}, nil},
 		{"value outside the schema in the file", l.installArgs("--config", testdata("config/unknown-value.yaml")), exitUsage,
 			[]string{"components.keda", "nonsense"}, []string{"components.NAME.values", "values.yaml"}},
 		{"need that is off", l.installArgs("--without", "keda"), exitUsage,
@@ -349,7 +349,10 @@ func (l *lab) everythingButCRDs(t *testing.T) string {
 		"admissionregistration.k8s.io", "storage.k8s.io", "coordination.k8s.io", "authorization.k8s.io", "node.k8s.io", "networking.k8s.io"}
 	role := &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("test-no-crds-%d", time.Now().UnixNano())},
-		Rules:      []rbacv1.PolicyRule{{APIGroups: groups, Resources: everything, Verbs: everything}},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: groups, Resources: everything, Verbs: everything},
+			{APIGroups: []string{"apiextensions.k8s.io"}, Resources: everything, Verbs: []string{"get", "list", "watch"}},
+		},
 	}
 	roles := l.client.Kube.RbacV1().ClusterRoles()
 	if _, err := roles.Create(t.Context(), role, metav1.CreateOptions{}); err != nil {

@@ -389,6 +389,9 @@ func removed(t *testing.T, l *lab) {
 	}
 	t.Logf("took %s", res.took)
 	for _, e := range events(t, res.stdout) {
+		if e.Type == event.StepDone && e.ElapsedMS > 3000 {
+			t.Logf("%s took %d ms: %s", e.Step, e.ElapsedMS, e.Message)
+		}
 		if e.Type == event.Log && strings.HasPrefix(e.Message, "warn") {
 			t.Errorf("an undisturbed uninstall warns: %s", e.Message)
 		}

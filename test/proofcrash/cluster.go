@@ -193,11 +193,12 @@ func (r *resetter) removeNamespace(ctx context.Context, name string) error {
 	}
 }
 
+// removeManifests leaves the RuntimeClass: a GPU Operator that is there makes
+// one of its own within moments.
 func (r *resetter) removeManifests(ctx context.Context) error {
 	for _, gvr := range []schema.GroupVersionResource{
 		{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"},
 		{Group: "scheduling.k8s.io", Version: "v1", Resource: "priorityclasses"},
-		{Group: "node.k8s.io", Version: "v1", Resource: "runtimeclasses"},
 	} {
 		list, err := r.client.Dynamic.Resource(gvr).List(ctx, metav1.ListOptions{})
 		if err != nil {

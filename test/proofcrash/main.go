@@ -99,6 +99,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags := flag.NewFlagSet("proofcrash", flag.ContinueOnError)
 	n := flags.Int("trials", len(points()), "`number` of kills")
 	seed := flags.Uint64("seed", 1, "what the moments inside steps are drawn from")
+	first := flags.Int("first", 1, "`number` of the trial to begin with, to go on with a series of the same seed")
 	only := flags.String("only", "", "one `stratum`: release, vault, ready, journal, lock, manifests, crds or secrets")
 	rows := flags.String("rows", filepath.Join(root, "docs", "proofs", "crash.jsonl"), "`file` to append to")
 	keep := flags.String("events", "", "`directory` to keep the events of every run in (default: only of trials that fail)")
@@ -107,9 +108,10 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	trials := series(*n, *only, *seed)
-	if len(trials) == 0 {
-		return fmt.Errorf("no trial of stratum %q", *only)
+	if *first < 1 || *first > len(trials) {
+		return fmt.Errorf("no trial %d of stratum %q", *first, *only)
 	}
+	trials = trials[*first-1:]
 	p := &proof{root: root, seed: *seed, out: out, keep: *keep, program: *program}
 	if p.table, err = component.LoadTable(os.DirFS(filepath.Join(root, "embed"))); err != nil {
 		return err
@@ -157,7 +159,7 @@ func (p *proof) all(ctx context.Context, trials []trial) error {
 		if _, err := fmt.Fprintf(p.rows, "%s\n", raw); err != nil {
 			return fmt.Errorf("writing a row: %w", err)
 		}
-		p.say("%2d/%d  %-10s %-42s killed after %6.1f s at %-46s re-run %6.1f s  %s", t.Number, len(trials), r.Stratum, r.Place,
+		p.say("%2d/%d  %-10s %-42s killed after %6.1f s at %-46s re-run %6.1f s  %s", t.Number, trials[len(trials)-1].Number, r.Stratum, r.Place,
 			float64(r.KilledAfterMS)/1000, r.KilledAt, float64(r.RerunMS)/1000, r.Outcome)
 		for _, d := range r.Diff {
 			p.say("       %s", d)

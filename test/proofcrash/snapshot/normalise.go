@@ -41,6 +41,8 @@ func normalise(objects []unstructured.Unstructured) (State, error) {
 			releases[key] = append(releases[key], o)
 		case gk.Kind == "Lease" && o.GetName() != runLease:
 			// Leader elections and heartbeats.
+		case gk.Kind == "Service" && o.GetNamespace() == "default" && o.GetName() == "kubernetes":
+			// The API server's own port, another in each lab.
 		case gk.Kind == "ReplicaSet" && zero(o):
 			// The past of a Deployment.
 		default:
@@ -164,8 +166,11 @@ func normaliseMeta(content map[string]any) {
 		return
 	}
 	for _, k := range []string{"deployment.kubernetes.io/revision", "llmbox.dev/initialising-claim", "volume.kubernetes.io/selected-node",
-		// What a rehearsal's actor last saw, to tell when to look again.
-		"llmbox.dev/simulated-inputs"} {
+		// What a rehearsal's actor last saw, and which of two that could got to
+		// answer first.
+		"llmbox.dev/simulated-inputs", "llmbox.dev/simulated-by",
+		// A hash over values that are generated.
+		"reconcile.external-secrets.io/data-hash"} {
 		delete(annotations, k)
 	}
 	if len(annotations) == 0 {

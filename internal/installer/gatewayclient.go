@@ -1,0 +1,52 @@
+package installer
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/llmbox-dev/llmbox/internal/cluster"
+)
+
+// errOtherCertificate means that somebody else than the box's gateway answers.
+var errOtherCertificate = errors.New("the gateway shows another certificate than its Secret holds")
+
+// gatewayClient returns a client that talks to the box's own gateway only. With
+// TLS the gateway is asked by its address, which its certificate need not name;
+// so the certificate itself is compared with the one in the gateway's Secret.
+func (r *Run) gatewayClient(ctx context.Context, namespace string) (*http.Client, error) {
+	client := &http.Client{Timeout: 2 * time.Minute}
+	if !r.plan.Box.Gateway.TLS.Enabled {
+		return client, nil
+	}
+	name := r.plan.Box.Gateway.TLS.ExistingSecret
+	secret, err := r.client.Kube.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("reading the gateway's certificate %s/%s: %w", namespace, name, cluster.Classify(err))
+	}
+	block, _ := pem.Decode(secret.Data["tls.crt"])
+	if block == nil {
+		return nil, fmt.Errorf("reading the gateway's certificate %s/%s: tls.crt holds no PEM block", namespace, name)
+	}
+	want := block.Bytes
+	client.Transport = &http.Transport{TLSClientConfig: &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		// The chain and name are not checked because the leaf itself is, below.
+		InsecureSkipVerify: true, // #nosec G402 -- VerifyPeerCertificate pins the leaf
+		VerifyPeerCertificate: func(raw [][]byte, _ [][]*x509.Certificate) error {
+			if len(raw) == 0 || !bytes.Equal(raw[0], want) {
+				return errOtherCertificate
+			}
+			return nil
+		},
+	}}
+	return client, nil
+}
