@@ -15,8 +15,10 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+	"k8s.io/klog/v2"
 
 	"github.com/llmbox-dev/llmbox/internal/event"
 	"github.com/llmbox-dev/llmbox/internal/incluster"
@@ -64,6 +66,8 @@ type app struct {
 // Main runs the command line and returns the exit code.
 func Main(args []string, env Env) int {
 	a := &app{env: env}
+	// What Kubernetes' libraries log would tear the screen; a session takes it over.
+	klog.SetLogger(logr.Discard())
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(env.Stdin)
@@ -170,6 +174,7 @@ func (a *app) start(ctx context.Context, title string) (context.Context, *sessio
 	}
 	s.sink = sinks
 	s.log = slog.New(newEventHandler(sinks))
+	klog.SetSlogLogger(s.log.With("from", "client-go"))
 
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)

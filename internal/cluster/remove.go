@@ -102,6 +102,50 @@ func (c *Client) DeleteAndWait(ctx context.Context, objects []*unstructured.Unst
 	}
 }
 
+// Foreign returns the object as it is in the cluster if it is there and not
+// llmbox's own; nil otherwise.
+func (c *Client) Foreign(ctx context.Context, obj *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+	res, err := c.resourceFor(obj)
+	if err != nil {
+		return nil, err
+	}
+	there, err := res.Get(ctx, obj.GetName(), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && there.GetLabels()[ManagedByLabel] == ManagedByValue {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", describe(obj), Classify(err))
+	}
+	return there, nil
+}
+
+// Restore keeps somebody else's object from going with an operator that made
+// itself its owner: the owner is taken off, and an object that is gone already
+// comes back.
+func (c *Client) Restore(ctx context.Context, saved *unstructured.Unstructured) error {
+	res, err := c.resourceFor(saved)
+	if err != nil {
+		return err
+	}
+	_, err = res.Patch(ctx, saved.GetName(), types.MergePatchType,
+		[]byte(`{"metadata":{"ownerReferences":null}}`), metav1.PatchOptions{FieldManager: FieldManager})
+	if err == nil {
+		return nil
+	}
+	if !apierrors.IsNotFound(err) {
+		return fmt.Errorf("taking the owner off %s: %w", describe(saved), Classify(err))
+	}
+	again := saved.DeepCopy()
+	again.SetOwnerReferences(nil)
+	again.SetUID("")
+	again.SetResourceVersion("")
+	again.SetManagedFields(nil)
+	if _, err := res.Create(ctx, again, metav1.CreateOptions{FieldManager: FieldManager}); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("putting %s back: %w", describe(saved), Classify(err))
+	}
+	return nil
+}
+
 // DeleteOrphanedWebhooks removes webhook configurations whose every service
 // lives in one of the namespaces, which are about to go: operators make them at
 // run time, and one left behind would refuse whatever it matches.

@@ -94,6 +94,16 @@ func (r *Run) uninstallGuarded(ctx context.Context, o UninstallOptions, steps []
 	}
 	defer release()
 	var problems []error
+	var foreign []*unstructured.Unstructured
+	for _, obj := range r.plan.IfAbsent {
+		there, err := r.client.Foreign(ctx, obj)
+		if err != nil {
+			return err
+		}
+		if there != nil {
+			foreign = append(foreign, there)
+		}
+	}
 	for _, s := range steps {
 		select {
 		case <-o.Interrupt:
@@ -106,6 +116,9 @@ func (r *Run) uninstallGuarded(ctx context.Context, o UninstallOptions, steps []
 		path := s.Path()
 		began := r.begin(path, "Removing "+s.Title)
 		err := r.uninstallRelease(ctx, s)
+		for _, obj := range foreign {
+			err = errors.Join(err, r.client.Restore(ctx, obj))
+		}
 		if err != nil {
 			problems = append(problems, err)
 			r.fail(path, began, err)
