@@ -415,7 +415,7 @@ func TestOverriddenChart(t *testing.T) {
 // TestPlanHoldsNoSecret renders everything with a token file and looks for what
 // is in it.
 func TestPlanHoldsNoSecret(t *testing.T) {
-	const token = "hf_not-a-real-token-0123456789"
+	const token = "what stands in the file 0123456789"
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
 		t.Fatal(err)
