@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/llmbox-dev/llmbox/internal/chart"
-	"github.com/llmbox-dev/llmbox/internal/cluster"
 	"github.com/llmbox-dev/llmbox/internal/component"
 	"github.com/llmbox-dev/llmbox/internal/config"
 	"github.com/llmbox-dev/llmbox/internal/model"
@@ -36,7 +35,7 @@ type Input struct {
 // Plan is what a run will do, in order, before anything is touched.
 type Plan struct {
 	Steps []Step
-	// CRDs are applied before any chart, each once.
+	// CRDs are applied each once, in this order: see orderCRDs.
 	CRDs []*unstructured.Unstructured
 	// Manifests are the plain objects of the base step.
 	Manifests []*unstructured.Unstructured
@@ -54,6 +53,9 @@ type Step struct {
 	Release *chart.Release
 	// Objects are the rendered objects of the release.
 	Objects []*unstructured.Unstructured
+	// CRDs names those that have to be there before the release: the component's own
+	// and those of others that its objects use.
+	CRDs []string
 	// Images are the references of every image the component runs, by key.
 	Images map[string]component.Image
 	// Requests are the requests of all pods, operands included.
@@ -100,7 +102,6 @@ func BuildPlan(in Input) (*Plan, error) {
 		return nil, err
 	}
 
-	var crdFolders []string
 	var problems []error
 	for _, node := range nodes {
 		step, err := planStep(in, plan, node)
@@ -109,19 +110,11 @@ func BuildPlan(in Input) (*Plan, error) {
 			continue
 		}
 		plan.Steps = append(plan.Steps, step)
-		// A replaced chart brings its own CRDs, and so does somebody else's install.
-		if node.Mode == component.Install && step.ChartOrigin == embedded {
-			crdFolders = append(crdFolders, node.CRDs...)
-		}
 	}
 	if len(problems) > 0 {
 		return nil, errors.Join(problems...)
 	}
-	slices.Sort(crdFolders)
-	if plan.CRDs, err = cluster.LoadCRDs(in.Assets, slices.Compact(crdFolders)); err != nil {
-		return nil, err
-	}
-	return plan, nil
+	return plan, planCRDs(in.Assets, plan)
 }
 
 const embedded = "embedded"

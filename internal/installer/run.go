@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/llmbox-dev/llmbox/internal/chart"
@@ -26,6 +28,12 @@ var (
 	// ErrNeeds means that a component was not tried because another failed.
 	ErrNeeds = errors.New("needs a component that failed")
 )
+
+// manifestsAtATime bounds how many small objects are applied together.
+const manifestsAtATime = 8
+
+// crdsTimeout bounds bringing all CRDs in, on the slowest API server.
+const crdsTimeout = 10 * time.Minute
 
 // Secrets is what a run needs done about secrets; the values never pass
 // through here.
@@ -50,6 +58,11 @@ type Run struct {
 	sink    event.Sink
 	log     *slog.Logger
 	now     func() time.Time
+
+	// crds brings the CRDs in while components are applied; stopCRDs ends that.
+	feeding  sync.Once
+	crds     *cluster.CRDFeed
+	stopCRDs func()
 
 	// applying bounds how many releases are sent to the API server at a time.
 	applying chan struct{}
@@ -101,6 +114,14 @@ func (r *Run) Components(ctx context.Context, interrupt <-chan struct{}) error {
 		case <-interrupt:
 			stopWaiting(ErrInterrupted)
 		case <-finished:
+		}
+	}()
+
+	// An interrupt lets the CRDs under way finish; nothing is sent after the run.
+	defer func() {
+		r.feeding.Do(func() {})
+		if r.stopCRDs != nil {
+			r.stopCRDs()
 		}
 	}()
 
@@ -184,6 +205,9 @@ func (r *Run) step(ctx, waiting context.Context, s Step) (err error) {
 	}
 	var applied chart.Outcome
 	if s.Release != nil {
+		if changed, err = r.awaitCRDs(ctx, waiting, s); err != nil {
+			return err
+		}
 		if applied, err = r.apply(ctx, waiting, s); err != nil {
 			return err
 		}
@@ -221,67 +245,99 @@ func actors(verdicts []cluster.Verdict) []string {
 }
 
 // base applies what everything else stands on: namespaces, priority classes,
-// network policies, CRDs and the Secrets that charts refer to.
+// network policies and the Secrets that charts refer to.
 func (r *Run) base(ctx, waiting context.Context, path string) (changed bool, err error) {
 	err = r.phase(path+"/manifests", "Applying namespaces and policies", func() (string, error) {
-		n := 0
-		for i, obj := range r.plan.Manifests {
-			did, err := r.client.Apply(ctx, obj)
-			if err != nil {
-				return "", err
-			}
-			if did {
-				n++
-			}
-			r.emit(event.Event{Type: event.StepProgress, Step: path + "/manifests", Done: int64(i + 1),
-				Total: int64(len(r.plan.Manifests)), Unit: "objects"})
-		}
-		for _, obj := range r.plan.IfAbsent {
-			did, err := r.client.ApplyIfAbsent(ctx, obj)
-			if err != nil {
-				return "", err
-			}
-			if did {
-				n++
-			}
-		}
-		changed = changed || n > 0
-		return fmt.Sprintf("%d of %d objects changed", n, len(r.plan.Manifests)+len(r.plan.IfAbsent)), nil
+		n, err := r.manifests(ctx, path+"/manifests")
+		changed = n > 0
+		return fmt.Sprintf("%d of %d objects changed", n, len(r.plan.Manifests)+len(r.plan.IfAbsent)), err
 	})
 	if err != nil || waiting.Err() != nil {
 		return changed, errors.Join(err, context.Cause(waiting))
 	}
-	err = r.phase(path+"/crds", "Applying CRDs", func() (string, error) {
-		bounded, cancel := context.WithTimeout(ctx, 5*time.Minute)
-		defer cancel()
-		result, err := r.client.ApplyCRDs(bounded, r.plan.CRDs, func(done, total int) {
-			r.emit(event.Event{Type: event.StepProgress, Step: path + "/crds", Done: int64(done), Total: int64(total), Unit: "CRDs"})
+	r.startCRDs(ctx, waiting)
+	return changed, r.phase(path+"/secrets", "Creating the Secrets that charts refer to", func() (string, error) {
+		return "", r.secrets.Ensure(ctx)
+	})
+}
+
+// manifests applies the plain objects: namespaces first, what lives in them
+// together, and returns how many it changed.
+func (r *Run) manifests(ctx context.Context, path string) (int64, error) {
+	var inside []*unstructured.Unstructured
+	var changed, done atomic.Int64
+	apply := func(ctx context.Context, obj *unstructured.Unstructured, how func(context.Context, *unstructured.Unstructured) (bool, error)) error {
+		did, err := how(ctx, obj)
+		if err != nil {
+			return err
+		}
+		if did {
+			changed.Add(1)
+		}
+		r.emit(event.Event{Type: event.StepProgress, Step: path, Done: done.Add(1),
+			Total: int64(len(r.plan.Manifests) + len(r.plan.IfAbsent)), Unit: "objects"})
+		return nil
+	}
+	group, applying := errgroup.WithContext(ctx)
+	group.SetLimit(manifestsAtATime)
+	for _, obj := range r.plan.Manifests {
+		if obj.GetKind() != "Namespace" {
+			inside = append(inside, obj)
+			continue
+		}
+		group.Go(func() error { return apply(applying, obj, r.client.Apply) })
+	}
+	if err := group.Wait(); err != nil {
+		return changed.Load(), err
+	}
+	group, applying = errgroup.WithContext(ctx)
+	group.SetLimit(manifestsAtATime)
+	for _, obj := range inside {
+		group.Go(func() error { return apply(applying, obj, r.client.Apply) })
+	}
+	for _, obj := range r.plan.IfAbsent {
+		group.Go(func() error { return apply(applying, obj, r.client.ApplyIfAbsent) })
+	}
+	return changed.Load(), group.Wait()
+}
+
+// startCRDs begins to bring the CRDs in, once a run: after the small objects of the
+// base, which would otherwise stand in the same queue.
+func (r *Run) startCRDs(ctx, waiting context.Context) {
+	r.feeding.Do(func() {
+		bounded, cancel := context.WithTimeout(ctx, crdsTimeout)
+		feed := r.client.FeedCRDs(bounded, r.plan.CRDs)
+		detach := context.AfterFunc(waiting, feed.Stop)
+		r.crds, r.stopCRDs = feed, func() {
+			detach()
+			feed.Stop()
+			cancel()
+		}
+	})
+}
+
+// awaitCRDs waits until the CRDs that the step's release needs are served.
+func (r *Run) awaitCRDs(ctx, waiting context.Context, s Step) (changed bool, err error) {
+	if len(s.CRDs) == 0 {
+		return false, nil
+	}
+	r.startCRDs(ctx, waiting)
+	path := s.Path() + "/crds"
+	err = r.phase(path, "Applying CRDs", func() (string, error) {
+		result, err := r.crds.Await(waiting, s.CRDs, s.Objects, func(done, total int) {
+			r.emit(event.Event{Type: event.StepProgress, Step: path, Done: int64(done), Total: int64(total), Unit: "CRDs"})
 		})
 		if err != nil {
 			return "", err
 		}
-		changed = changed || len(result.Applied) > 0
-		var objects []*unstructured.Unstructured
-		for _, s := range r.plan.Steps {
-			objects = append(objects, s.Objects...)
-		}
-		if len(result.Applied) > 0 {
-			if err := r.client.AwaitServed(bounded, r.plan.CRDs, objects); err != nil {
-				return "", err
-			}
-		}
+		changed = len(result.Applied) > 0
 		text := fmt.Sprintf("%d applied, %d unchanged", len(result.Applied), len(result.Unchanged))
 		if n := len(result.Foreign); n > 0 {
 			text += fmt.Sprintf(", %d left to their owner", n)
 		}
 		return text, nil
 	})
-	if err != nil {
-		return changed, err
-	}
-	return changed, r.phase(path+"/secrets", "Creating the Secrets that charts refer to", func() (string, error) {
-		return "", r.secrets.Ensure(ctx)
-	})
+	return changed, err
 }
 
 func (r *Run) apply(ctx, waiting context.Context, s Step) (chart.Outcome, error) {

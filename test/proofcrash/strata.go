@@ -42,7 +42,6 @@ type point struct {
 const (
 	preflight  = "preflight/cluster"
 	manifests  = "component/base/manifests"
-	crds       = "component/base/crds"
 	boxSecrets = "component/base/secrets"
 	configure  = "component/vault/configure"
 )
@@ -82,9 +81,9 @@ func points() []point {
 		{"manifests", manifests, before, reset{manifests: true, components: []string{"kyverno"}}},
 		{"manifests", manifests, after, reset{manifests: true, components: []string{"kyverno"}}},
 
-		{"crds", crds, inside, bare},
-		{"crds", crds, before, bare},
-		{"crds", crds, after, bare},
+		{"crds", "component/kyverno/crds", inside, bare},
+		{"crds", "component/gpu-operator/crds", before, bare},
+		{"crds", "component/envoy-gateway/crds", after, bare},
 
 		{"secrets", boxSecrets, before, bare},
 		{"secrets", boxSecrets, after, bare},
