@@ -61,23 +61,17 @@ func (c *Client) ApplyIfAbsent(ctx context.Context, obj *unstructured.Unstructur
 }
 
 func patch(ctx context.Context, res dynamic.ResourceInterface, obj *unstructured.Unstructured) error {
-	_, err := patched(ctx, res, obj)
-	return err
-}
-
-// patched applies obj and returns it as it then stands.
-func patched(ctx context.Context, res dynamic.ResourceInterface, obj *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	raw, err := json.Marshal(obj)
 	if err != nil {
-		return nil, fmt.Errorf("encoding %s: %w", describe(obj), err)
+		return fmt.Errorf("encoding %s: %w", describe(obj), err)
 	}
 	force := true
-	there, err := res.Patch(ctx, obj.GetName(), types.ApplyPatchType, raw,
+	_, err = res.Patch(ctx, obj.GetName(), types.ApplyPatchType, raw,
 		metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
 	if err != nil {
-		return nil, fmt.Errorf("applying %s: %w", describe(obj), Classify(err))
+		return fmt.Errorf("applying %s: %w", describe(obj), Classify(err))
 	}
-	return there, nil
+	return nil
 }
 
 // prepare copies obj with llmbox's label and the digest of its bytes.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/clientcmd"
@@ -48,9 +49,11 @@ var (
 
 // Client is a connection to one cluster.
 type Client struct {
-	REST      *rest.Config
-	Kube      kubernetes.Interface
-	Dynamic   dynamic.Interface
+	REST    *rest.Config
+	Kube    kubernetes.Interface
+	Dynamic dynamic.Interface
+	// Metadata reads and writes objects whose content need not come back.
+	Metadata  metadata.Interface
 	Discovery discovery.CachedDiscoveryInterface
 	Mapper    meta.ResettableRESTMapper
 	// Version is what the API server calls itself, such as "v1.36.4+k3s1".
@@ -99,13 +102,17 @@ func New(ctx context.Context, cfg *rest.Config, timeout time.Duration) (*Client,
 	if err != nil {
 		return nil, fmt.Errorf("building the API client: %w", err)
 	}
+	meta, err := metadata.NewForConfigAndClient(metadata.ConfigFor(cfg), httpClient)
+	if err != nil {
+		return nil, fmt.Errorf("building the API client: %w", err)
+	}
 	disco, err := discovery.NewDiscoveryClientForConfigAndClient(cfg, httpClient)
 	if err != nil {
 		return nil, fmt.Errorf("building the API client: %w", err)
 	}
 	cached := memory.NewMemCacheClient(disco)
 	c := &Client{
-		REST: cfg, Kube: kube, Dynamic: dyn, Discovery: cached,
+		REST: cfg, Kube: kube, Dynamic: dyn, Metadata: meta, Discovery: cached,
 		Mapper:    restmapper.NewDeferredDiscoveryRESTMapper(cached),
 		transport: httpClient.Transport,
 		baseURL:   disco.RESTClient().Get().URL(),

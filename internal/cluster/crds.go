@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/yaml"
 )
@@ -63,9 +65,9 @@ var errCRDRefused = errors.New("the API server refuses the CRD")
 // errFeedStopped is what a CRD that was not sent any more ends with.
 var errFeedStopped = errors.New("stopped before it was applied")
 
-// crdsAtATime bounds how many CRDs the API server works on for us: each costs it
-// about a third of a CPU second, and more at a time only delay the first.
-const crdsAtATime = 2
+// crdsAtATime bounds how many CRDs the API server works on for us together. Each
+// costs it about a third of a CPU second; more at a time only delay the first.
+const crdsAtATime = 4
 
 // CRDFeed brings CRDs in, in the order given, and lets everyone who needs some of
 // them wait for just those. A CRD that somebody else made is neither overwritten
@@ -75,6 +77,8 @@ type CRDFeed struct {
 	crds   []*unstructured.Unstructured
 	mu     sync.Mutex
 	places map[string]*crdPlace
+	holds  int
+	free   *sync.Cond
 	stop   chan struct{}
 	once   sync.Once
 	ended  chan struct{}
@@ -86,6 +90,7 @@ type crdPlace struct {
 	finished    bool
 	sent        bool
 	established bool
+	refused     error
 	outcome     crdOutcome
 	err         error
 }
@@ -105,6 +110,7 @@ func (c *Client) FeedCRDs(ctx context.Context, crds []*unstructured.Unstructured
 		client: c, crds: crds, places: make(map[string]*crdPlace, len(crds)),
 		stop: make(chan struct{}), ended: make(chan struct{}),
 	}
+	feed.free = sync.NewCond(&feed.mu)
 	for _, crd := range crds {
 		feed.places[crd.GetName()] = &crdPlace{done: make(chan struct{})}
 	}
@@ -119,8 +125,48 @@ func (c *Client) FeedCRDs(ctx context.Context, crds []*unstructured.Unstructured
 // Stop lets those that are under way finish, sends no other and returns when
 // nothing is sent any more.
 func (f *CRDFeed) Stop() {
-	f.once.Do(func() { close(f.stop) })
+	f.once.Do(func() {
+		close(f.stop)
+		f.free.Broadcast()
+	})
 	<-f.ended
+}
+
+// longestHold ends a hold by itself. A release sends what it is made of within a
+// second; after that it mostly sits in the API server, which lets the first objects
+// of a new kind wait for two seconds on purpose (apiextensions-apiserver
+// customresource_handler.go, "justCreated").
+const longestHold = time.Second
+
+// Hold keeps the feed from sending further CRDs until the returned function is
+// called or a second has gone by: what has its CRDs should not queue behind those of
+// others.
+func (f *CRDFeed) Hold() (release func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.holds++
+	letGo := sync.OnceFunc(func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.holds--
+		f.free.Broadcast()
+	})
+	timer := time.AfterFunc(longestHold, letGo)
+	return func() {
+		timer.Stop()
+		letGo()
+	}
+}
+
+// awaitTurn waits while somebody holds the feed and says whether to go on.
+func (f *CRDFeed) awaitTurn(ctx context.Context) bool {
+	defer context.AfterFunc(ctx, f.free.Broadcast)()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for f.holds > 0 && !isClosed(f.stop) && ctx.Err() == nil {
+		f.free.Wait()
+	}
+	return !isClosed(f.stop) && ctx.Err() == nil
 }
 
 // run returns why the CRDs that are not settled when it returns never will be.
@@ -169,17 +215,16 @@ func (f *CRDFeed) run(ctx context.Context) error {
 	sending.SetLimit(crdsAtATime)
 	stopped := false
 	for _, crd := range send {
-		if stopped = stopped || isClosed(f.stop) || ctx.Err() != nil; stopped {
+		if stopped = stopped || !f.awaitTurn(ctx); stopped {
 			f.settle(crd.GetName(), crdApplied, fmt.Errorf("%s: %w", describe(crd), errFeedStopped))
 			continue
 		}
 		sending.Go(func() error {
-			there, err := f.client.applyCRD(ctx, crd)
-			if err != nil {
+			if err := f.client.applyCRD(ctx, crd); err != nil {
 				f.settle(crd.GetName(), crdApplied, err)
 				return nil
 			}
-			f.see(there, true)
+			f.markSent(crd.GetName())
 			return nil
 		})
 	}
@@ -227,7 +272,7 @@ func (f *CRDFeed) watch(ctx context.Context) error {
 			return fmt.Errorf("listing CRDs: %w", Classify(err))
 		}
 		for i := range list.Items {
-			f.see(&list.Items[i], false)
+			f.see(&list.Items[i])
 		}
 		following := ours
 		following.ResourceVersion = list.GetResourceVersion()
@@ -236,7 +281,7 @@ func (f *CRDFeed) watch(ctx context.Context) error {
 			return fmt.Errorf("watching CRDs: %w", Classify(err))
 		}
 		err = follow(ctx, changes, func(crd *unstructured.Unstructured) (bool, error) {
-			f.see(crd, false)
+			f.see(crd)
 			return false, nil
 		})
 		changes.Stop()
@@ -247,24 +292,37 @@ func (f *CRDFeed) watch(ctx context.Context) error {
 }
 
 // see takes in how a CRD stands. One that was not sent yet may be the old one on
-// its way out, so that being established counts from the moment it is sent.
-func (f *CRDFeed) see(crd *unstructured.Unstructured, sent bool) {
+// its way out, so that being established counts only from then on.
+func (f *CRDFeed) see(crd *unstructured.Unstructured) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	place, known := f.places[crd.GetName()]
 	if !known {
 		return
 	}
-	place.sent = place.sent || sent
-	place.established = established(crd) && crd.GetDeletionTimestamp() == nil || place.established && sent
-	if !place.sent {
-		return
-	}
+	place.established = established(crd) && crd.GetDeletionTimestamp() == nil
+	place.refused = nil
 	if msg, refused := condition(crd, "NamesAccepted", "False"); refused {
-		f.finish(place, crdApplied, fmt.Errorf("%w: %s: %s", errCRDRefused, crd.GetName(), msg))
-		return
+		place.refused = fmt.Errorf("%w: %s: %s", errCRDRefused, crd.GetName(), msg)
 	}
-	if place.established {
+	f.judge(place)
+}
+
+func (f *CRDFeed) markSent(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	place := f.places[name]
+	place.sent = true
+	f.judge(place)
+}
+
+// judge is called with the lock held.
+func (f *CRDFeed) judge(place *crdPlace) {
+	switch {
+	case !place.sent:
+	case place.refused != nil:
+		f.finish(place, crdApplied, place.refused)
+	case place.established:
 		f.finish(place, crdApplied, nil)
 	}
 }
@@ -340,21 +398,32 @@ func (f *CRDFeed) Await(ctx context.Context, names []string, objects []*unstruct
 	return result, f.client.awaitServed(ctx, mine, objects)
 }
 
-// applyCRD waits out a CRD of the same name that is still being deleted: what
-// was applied to it would go with it.
-func (c *Client) applyCRD(ctx context.Context, crd *unstructured.Unstructured) (*unstructured.Unstructured, error) {
-	res := c.Dynamic.Resource(crdResource())
+// applyCRD sends a CRD and asks for its metadata only in return: the largest have
+// half a megabyte. It waits out one of the same name that is still being deleted:
+// what was applied to that would go with it.
+func (c *Client) applyCRD(ctx context.Context, crd *unstructured.Unstructured) error {
+	raw, err := json.Marshal(crd)
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", describe(crd), err)
+	}
+	force := true
+	res := c.Metadata.Resource(crdResource())
 	for {
 		there, err := res.Get(ctx, crd.GetName(), metav1.GetOptions{ResourceVersion: "0"})
 		if apierrors.IsNotFound(err) || (err == nil && there.GetDeletionTimestamp() == nil) {
-			return patched(ctx, res, crd)
+			_, err := res.Patch(ctx, crd.GetName(), types.ApplyPatchType, raw,
+				metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
+			if err != nil {
+				return fmt.Errorf("applying %s: %w", describe(crd), Classify(err))
+			}
+			return nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("reading %s: %w", describe(crd), Classify(err))
+			return fmt.Errorf("reading %s: %w", describe(crd), Classify(err))
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("waiting for the old %s to be deleted: %w", describe(crd), ctx.Err())
+			return fmt.Errorf("waiting for the old %s to be deleted: %w", describe(crd), ctx.Err())
 		case <-time.After(500 * time.Millisecond):
 		}
 	}

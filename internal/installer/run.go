@@ -351,6 +351,8 @@ func (r *Run) apply(ctx, waiting context.Context, s Step) (chart.Outcome, error)
 	if err := context.Cause(waiting); err != nil {
 		return out, err
 	}
+	r.startCRDs(ctx, waiting)
+	defer r.crds.Hold()()
 	err := r.phase(s.Path()+"/release", "Applying "+s.Release.Chart.Name()+" "+s.Version, func() (string, error) {
 		var err error
 		if out, err = r.engine.Apply(ctx, *s.Release); err != nil {
