@@ -24,8 +24,18 @@ LAB_PROGRAMS := kube-apiserver kube-controller-manager kube-scheduler kine kwok
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' Makefile
 
+# The child that asks NVML is the one part that needs a C compiler. `build` takes it
+# along where there is gcc; without it the binary says "helper absent".
+NVML_CHILD = embed/nvml/$(shell go env GOARCH)/llmbox-nvml
+NVML_CGO := CGO_ENABLED=1 CGO_CFLAGS='-O2 -g -Wno-deprecated-declarations'
+HAVE_GCC := $(shell command -v gcc)
+
+.PHONY: nvml
+nvml: ## Build the NVML child into embed/nvml (needs gcc; starts on glibc 2.17 and newer)
+	$(NVML_CGO) go build -ldflags '-s -w' -o $(NVML_CHILD) ./cmd/llmbox-nvml
+
 .PHONY: build
-build: ## Build bin/llmbox and bin/llmbox-lab
+build: $(if $(HAVE_GCC),nvml) ## Build bin/llmbox and bin/llmbox-lab
 	go build -buildvcs=$(STAMP) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/llmbox ./cmd/llmbox
 	cd test/lab && go build -ldflags '-s -w' -o ../../bin/llmbox-lab ./cmd/llmbox-lab
 
@@ -48,6 +58,7 @@ test: lab-helm ## Run every test of every module; needs Chromium for the report'
 	  kube=; if [ "$$module" = tools/crds ]; then kube='$(CURDIR)/bin/lab'; fi; \
 	  ( cd "$$module" && LLMBOX_KUBE_BIN="$$kube" go test -timeout 40m $(TEST) ./... ) || failed+=" $$module"; \
 	done; \
+	$(if $(HAVE_GCC),echo "== the NVML child"; $(NVML_CGO) go test $(TEST) ./cmd/llmbox-nvml || failed+=" cmd/llmbox-nvml"; ) \
 	if [ -n "$$failed" ]; then echo "failed in:$$failed" >&2; exit 1; fi
 
 .PHONY: test-race
@@ -60,6 +71,7 @@ lint-fast: ## gofmt and go vet in every module
 	@unformatted=$$(gofmt -l $(filter-out .,$(wildcard cmd embed internal test tools))); \
 	if [ -n "$$unformatted" ]; then echo "gofmt -w these:"; echo "$$unformatted"; exit 1; fi
 	@for module in $(MODULES); do echo "== go vet ./... in $$module"; ( cd "$$module" && go vet ./... ); done
+	$(if $(HAVE_GCC),$(NVML_CGO) go vet ./cmd/llmbox-nvml)
 
 .PHONY: lint
 lint: lint-fast bin/golangci-lint ## lint-fast, then golangci-lint with .golangci.yml (the linter compiles for minutes once)
@@ -95,8 +107,14 @@ proof-crash: lab ## Kill installs with SIGKILL and run them again; appends to do
 	go run ./test/proofcrash $(ARGS)
 
 .PHONY: fuzz
-fuzz: ## Feed the configuration's reader with nonsense (FUZZTIME=60s)
-	go test -run '^$$' -fuzz '^FuzzParse$$' -fuzztime $(or $(FUZZTIME),60s) ./internal/config
+fuzz: ## Feed every reader of foreign bytes with nonsense (FUZZTIME=60s for each)
+	@go list ./... | while read -r package; do \
+	  dir=$$(go list -f '{{.Dir}}' "$$package"); \
+	  grep -ohE '^func Fuzz[A-Za-z]+' "$$dir"/*_test.go 2>/dev/null | sed 's/^func //' | while read -r target; do \
+	    echo "== $$target in $$package"; \
+	    go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(or $(FUZZTIME),60s) -fuzzminimizetime 10x "$$package" </dev/null; \
+	  done || exit 1; \
+	done
 
 .PHONY: clean
 clean: ## Remove bin (the compiled Kubernetes stays in the user's cache)

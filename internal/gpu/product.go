@@ -3,7 +3,7 @@
 //
 // It must not know what runs on a GPU (package model does), must not judge
 // (package preflight does) and must not import go-nvml: that needs cgo and
-// dlopen, and the main binary is static. Only the standard library is used here.
+// dlopen, and the main binary is static. What asks NVML is a child program.
 package gpu
 
 import (
@@ -78,6 +78,10 @@ const (
 	memorySource  = "memory: total in public nvidia-smi output of this product"
 	computeSource = "compute capability: developer.nvidia.com/cuda-gpus"
 	rowSource     = pciSource + "; " + memorySource + "; " + computeSource
+	// Not seen in any output: the size as sold less two in a hundred, so that it errs low.
+	nominalSource = pciSource + "; memory: 98 % of the size as sold; " + computeSource
+	// Public start-up logs of vLLM show 121.69 GiB to CUDA; nvidia-smi prints none.
+	unifiedSource = pciSource + "; memory: CUDA's total in public logs, shared with the CPU; " + computeSource
 )
 
 // Products returns the table, in the order in which it is shown.
@@ -99,6 +103,24 @@ func Products() []Product {
 		{Key: "gh200", Name: "NVIDIA GH200 480GB", MemoryMiB: 97871, ComputeMajor: 9, ComputeMinor: 0, NVLink: NVLinkNone, PCIDeviceID: "2342", Source: rowSource},
 		{Key: "h200", Name: "NVIDIA H200", MemoryMiB: 143771, ComputeMajor: 9, ComputeMinor: 0, NVLink: NVLinkSwitch, PCIDeviceID: "2335", Source: rowSource},
 		{Key: "b200", Name: "NVIDIA B200", MemoryMiB: 183359, ComputeMajor: 10, ComputeMinor: 0, NVLink: NVLinkSwitch, PCIDeviceID: "2901", Source: rowSource},
+		{Key: "a2", Name: "NVIDIA A2", MemoryMiB: 15356, ComputeMajor: 8, ComputeMinor: 6, NVLink: NVLinkNone, PCIDeviceID: "25B6", Source: rowSource},
+		{Key: "rtx-3090", Name: "NVIDIA GeForce RTX 3090", MemoryMiB: 24576, ComputeMajor: 8, ComputeMinor: 6, NVLink: NVLinkBridge, PCIDeviceID: "2204", Source: rowSource},
+		{Key: "rtx-a6000", Name: "NVIDIA RTX A6000", MemoryMiB: 49140, ComputeMajor: 8, ComputeMinor: 6, NVLink: NVLinkBridge, PCIDeviceID: "2230", Source: rowSource},
+		{Key: "a100-40-pcie", Name: "NVIDIA A100-PCIE-40GB", MemoryMiB: 40960, ComputeMajor: 8, ComputeMinor: 0, NVLink: NVLinkBridge, PCIDeviceID: "20F1", Source: rowSource},
+		{Key: "a100-80-pcie", Name: "NVIDIA A100 80GB PCIe", MemoryMiB: 81920, ComputeMajor: 8, ComputeMinor: 0, NVLink: NVLinkBridge, PCIDeviceID: "20B5", Source: rowSource},
+		{Key: "l40", Name: "NVIDIA L40", MemoryMiB: 46068, ComputeMajor: 8, ComputeMinor: 9, NVLink: NVLinkNone, PCIDeviceID: "26B5", Source: rowSource},
+		{Key: "rtx-6000-ada", Name: "NVIDIA RTX 6000 Ada Generation", MemoryMiB: 49140, ComputeMajor: 8, ComputeMinor: 9, NVLink: NVLinkNone, PCIDeviceID: "26B1", Source: rowSource},
+		{Key: "h100-nvl", Name: "NVIDIA H100 NVL", MemoryMiB: 95830, ComputeMajor: 9, ComputeMinor: 0, NVLink: NVLinkBridge, PCIDeviceID: "2321", Source: rowSource},
+		{Key: "h200-nvl", Name: "NVIDIA H200 NVL", MemoryMiB: 143771, ComputeMajor: 9, ComputeMinor: 0, NVLink: NVLinkBridge, PCIDeviceID: "233B", Source: rowSource},
+		{Key: "gh200-144", Name: "NVIDIA GH200 144G HBM3e", MemoryMiB: 134582, ComputeMajor: 9, ComputeMinor: 0, NVLink: NVLinkNone, PCIDeviceID: "2348", Source: nominalSource},
+		{Key: "gb200", Name: "NVIDIA GB200", MemoryMiB: 189471, ComputeMajor: 10, ComputeMinor: 0, NVLink: NVLinkSwitch, PCIDeviceID: "2941", Source: rowSource},
+		{Key: "b300", Name: "NVIDIA B300 SXM6 AC", MemoryMiB: 275040, ComputeMajor: 10, ComputeMinor: 3, NVLink: NVLinkSwitch, PCIDeviceID: "3182", Source: rowSource},
+		{Key: "gb300", Name: "NVIDIA GB300", MemoryMiB: 284208, ComputeMajor: 10, ComputeMinor: 3, NVLink: NVLinkSwitch, PCIDeviceID: "31C2", Source: rowSource},
+		{Key: "rtx-pro-6000-ws", Name: "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", MemoryMiB: 97887, ComputeMajor: 12, ComputeMinor: 0, NVLink: NVLinkNone, PCIDeviceID: "2BB1", Source: rowSource},
+		{Key: "rtx-pro-5000", Name: "NVIDIA RTX PRO 5000 Blackwell", MemoryMiB: 48168, ComputeMajor: 12, ComputeMinor: 0, NVLink: NVLinkNone, PCIDeviceID: "2BB3", Source: nominalSource},
+		{Key: "rtx-pro-4500", Name: "NVIDIA RTX PRO 4500 Blackwell", MemoryMiB: 32112, ComputeMajor: 12, ComputeMinor: 0, NVLink: NVLinkNone, PCIDeviceID: "2C31", Source: nominalSource},
+		{Key: "rtx-pro-4000", Name: "NVIDIA RTX PRO 4000 Blackwell", MemoryMiB: 24084, ComputeMajor: 12, ComputeMinor: 0, NVLink: NVLinkNone, PCIDeviceID: "2C34", Source: nominalSource},
+		{Key: "gb10", Name: "NVIDIA GB10", MemoryMiB: 124610, ComputeMajor: 12, ComputeMinor: 1, NVLink: NVLinkNone, PCIDeviceID: "2E12", Source: unifiedSource},
 		{Key: "t4", Name: "Tesla T4", MemoryMiB: 15360, ComputeMajor: 7, ComputeMinor: 5, NVLink: NVLinkNone, PCIDeviceID: "1EB8", Source: rowSource},
 	}
 }
@@ -128,6 +150,16 @@ func ProductByLabel(value string) (Product, bool) {
 // ProductByName finds a product by the name NVML reports.
 func ProductByName(name string) (Product, bool) {
 	return ProductByLabel(strings.Join(strings.Fields(name), "-"))
+}
+
+// ProductByPCI finds a product by its PCI device id, four hex digits.
+func ProductByPCI(id string) (Product, bool) {
+	for _, p := range Products() {
+		if p.PCIDeviceID != "" && strings.EqualFold(p.PCIDeviceID, id) {
+			return p, true
+		}
+	}
+	return Product{}, false
 }
 
 // Keys lists the short names in the table's order.

@@ -38,6 +38,9 @@ func TestProductsAreWhole(t *testing.T) {
 			if got, ok := ProductByLabel(p.LabelValue()); !ok || got != p {
 				t.Errorf("ProductByLabel(%q) = %+v, %v", p.LabelValue(), got, ok)
 			}
+			if got, ok := ProductByPCI(p.PCIDeviceID); !ok || got != p {
+				t.Errorf("ProductByPCI(%q) = %+v, %v", p.PCIDeviceID, got, ok)
+			}
 			if got, ok := ProductByName(p.Name); !ok || got != p {
 				t.Errorf("ProductByName(%q) = %+v, %v", p.Name, got, ok)
 			}
@@ -57,6 +60,9 @@ func TestProductByLabel(t *testing.T) {
 		{"NVIDIA-GeForce-RTX-5090", "rtx-5090"},
 		// A slice of a card is not the card.
 		{"NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", ""},
+		{"NVIDIA-A100-PCIE-40GB", "a100-40-pcie"},
+		{"NVIDIA-RTX-PRO-6000-Blackwell-Workstation-Edition", "rtx-pro-6000-ws"},
+		{"NVIDIA-GB10", "gb10"},
 		{"NVIDIA-A1", ""},
 		{"", ""},
 	}
