@@ -16,6 +16,11 @@ type Arguments struct {
 	ContextTokens     int
 	MemoryUtilization float64
 	TensorParallel    int
+	// MaxNumSeqs, MaxBatchedTokens, KVCacheDType and Eager trade speed for memory.
+	MaxNumSeqs       int
+	MaxBatchedTokens int
+	KVCacheDType     string
+	Eager            bool
 	// Extra are the user's own words; they win over the above.
 	Extra []string
 }
@@ -23,7 +28,12 @@ type Arguments struct {
 // Arguments is what a choice means for vLLM; served name, revision and extra words
 // are the caller's to add.
 func (c Choice) Arguments() Arguments {
-	return Arguments{Model: c.Model.Name, ContextTokens: c.ContextTokens, MemoryUtilization: c.MemoryUtilization, TensorParallel: c.GPUs}
+	a := c.Fit.Arguments
+	a.Model, a.ContextTokens, a.MemoryUtilization, a.TensorParallel = c.Model.Name, c.ContextTokens, c.MemoryUtilization, c.GPUs
+	if c.Fit.Variant != "" {
+		a.Model = c.Fit.Arguments.Model
+	}
+	return a
 }
 
 // Args are the words after `vllm serve`, the model first. The address and the port
@@ -45,6 +55,16 @@ func (a Arguments) Args() []string {
 	}
 	if a.TensorParallel > 1 {
 		add("--tensor-parallel-size", strconv.Itoa(a.TensorParallel))
+	}
+	if a.MaxNumSeqs > 0 {
+		add("--max-num-seqs", strconv.Itoa(a.MaxNumSeqs))
+	}
+	if a.MaxBatchedTokens > 0 {
+		add("--max-num-batched-tokens", strconv.Itoa(a.MaxBatchedTokens))
+	}
+	add("--kv-cache-dtype", a.KVCacheDType)
+	if a.Eager && !given(a.Extra, "--enforce-eager") {
+		args = append(args, "--enforce-eager")
 	}
 	return append(args, a.Extra...)
 }

@@ -1,8 +1,10 @@
 // Package model knows models: which there are, how much memory they take on given
 // GPUs, which one a box gets when none is named, and how vLLM is told.
 //
-// It works on figures alone. It must not read a machine, a cluster or the hub, and
-// must not know how weights are fetched or how the server is deployed.
+// The arithmetic works on figures alone, from the catalogue or from a model's own
+// config.json and safetensors index; of the hub only these two small files are read.
+// The package must not read a machine or a cluster, and must not know how weights
+// are fetched or how the server is deployed.
 package model
 
 import (
@@ -10,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -27,35 +30,95 @@ type Model struct {
 	// Precision of the weights as they are stored, such as "bf16".
 	Precision    string `yaml:"precision"`
 	WeightsBytes int64  `yaml:"weights_bytes"`
-	// LoadFactor is how much more than WeightsBytes loading takes on the GPUs.
-	LoadFactor float64 `yaml:"load_factor"`
-	// KVBytesPerToken is what one token of context takes, over all GPUs.
-	KVBytesPerToken int64 `yaml:"kv_bytes_per_token"`
-	KVHeads         int   `yaml:"kv_heads"`
-	AttentionHeads  int   `yaml:"attention_heads"`
+	// WeightsFrom says how WeightsBytes is known: one of the From constants.
+	WeightsFrom string `yaml:"weights_from"`
+	// KVCache is "fp8" where the checkpoint asks for such a cache.
+	KVCache      string       `yaml:"kv_cache,omitempty"`
+	Architecture Architecture `yaml:"architecture"`
+	// Variants are other stored forms, the best first.
+	Variants []Form `yaml:"variants,omitempty"`
 	// ContextTokens is the longest context the model was made for.
 	ContextTokens int    `yaml:"context_tokens"`
 	MinVLLM       string `yaml:"min_vllm"`
-	// MinCompute and MaxCompute bound the compute capability, such as "8.0"; an
-	// empty MaxCompute sets no bound.
+	// MinCompute is the least compute capability, such as "8.0".
 	MinCompute string `yaml:"min_compute"`
-	MaxCompute string `yaml:"max_compute"`
 	Licence    string `yaml:"licence"`
 	// Gated models need an account that accepted terms.
-	Gated bool `yaml:"gated"`
+	Gated           bool   `yaml:"gated"`
+	ToolParser      string `yaml:"tool_parser,omitempty"`
+	ReasoningParser string `yaml:"reasoning_parser,omitempty"`
 	// Verified says that the figures were read from the model's own files.
 	Verified bool   `yaml:"verified"`
 	Source   string `yaml:"source"`
 }
 
+// How the size of weights is known, best first.
+const (
+	// FromIndex: total_size of the safetensors index.
+	FromIndex = "index"
+	// FromArchitecture: summed over all tensors that the architecture has.
+	FromArchitecture = "architecture"
+	// FromPublished: a size that the source states, rounded as it is there.
+	FromPublished = "published"
+	// FromParameters: parameters times bytes; scales and unquantised layers estimated.
+	FromParameters = "parameters"
+)
+
+// Form is one stored form of a model's weights.
+type Form struct {
+	// Name is what a person asks for, such as "fp8".
+	Name       string `yaml:"name"`
+	Repository string `yaml:"repository"`
+	// Precision is the method, such as "fp8", "awq", "mxfp4" or "nvfp4".
+	Precision  string `yaml:"precision"`
+	Bytes      int64  `yaml:"bytes"`
+	From       string `yaml:"from"`
+	KVCache    string `yaml:"kv_cache,omitempty"`
+	MinCompute string `yaml:"min_compute"`
+}
+
+// loadFactor is how much more than in the file the weights take on the GPUs.
+func (f Form) loadFactor() float64 {
+	if f.Precision == "mxfp4" {
+		return mxfp4Factor
+	}
+	return 1
+}
+
+// form finds a stored form by its name; the empty name is the model's own.
+func (m Model) form(name string) (Form, bool) {
+	if name == "" {
+		return Form{Repository: m.Name, Precision: m.Precision, Bytes: m.WeightsBytes, From: m.WeightsFrom, KVCache: m.KVCache, MinCompute: m.MinCompute}, true
+	}
+	for _, f := range m.Variants {
+		if f.Name == name {
+			return f, true
+		}
+	}
+	return Form{}, false
+}
+
 // Default is one row of the list a box without a named model is matched against.
 type Default struct {
-	Name string `yaml:"name"`
+	Name    string `yaml:"name"`
+	Variant string `yaml:"variant,omitempty"`
 	// GPUs work on the model together.
 	GPUs int `yaml:"gpus"`
-	// MinTotalMiB is the memory each of them has in all, as nvidia-smi prints it.
-	MinTotalMiB int64  `yaml:"min_total_mib"`
-	Reason      string `yaml:"reason"`
+	// MinContextTokens is the context without which a smaller model serves better.
+	MinContextTokens int `yaml:"min_context_tokens"`
+	// MinCompute and MaxCompute bound the GPUs that the model has been run on.
+	MinCompute string `yaml:"min_compute,omitempty"`
+	MaxCompute string `yaml:"max_compute,omitempty"`
+	Reason     string `yaml:"reason"`
+}
+
+// covers says whether a GPU lies within the row's bounds.
+func (d Default) covers(have compute) bool {
+	if least, err := parseCompute(d.MinCompute); err == nil && have.less(least) {
+		return false
+	}
+	most, err := parseCompute(d.MaxCompute)
+	return err != nil || !most.less(have)
 }
 
 // Catalogue is everything known about models, best default first.
@@ -94,15 +157,27 @@ func (c Catalogue) check() error {
 		if m.Source == "" || m.Licence == "" {
 			fail("has no source or no licence")
 		}
-		if m.ParametersBillion <= 0 || m.WeightsBytes <= 0 || m.KVBytesPerToken <= 0 || m.ContextTokens <= 0 || m.KVHeads <= 0 || m.AttentionHeads <= 0 || m.LoadFactor < 1 {
+		if m.ParametersBillion <= 0 || m.WeightsBytes <= 0 || m.ContextTokens <= 0 || m.Precision == "" {
 			fail("lacks a figure")
 		}
-		if _, err := parseCompute(m.MinCompute); err != nil {
-			fail("min_compute: " + err.Error())
+		if err := m.Architecture.check(); err != nil {
+			fail("architecture: " + err.Error())
 		}
-		if m.MaxCompute != "" {
-			if _, err := parseCompute(m.MaxCompute); err != nil {
-				fail("max_compute: " + err.Error())
+		own, _ := m.form("")
+		for _, f := range append([]Form{own}, m.Variants...) {
+			if f.Bytes <= 0 || f.Precision == "" || f.Repository == "" || !slices.Contains([]string{FromIndex, FromArchitecture, FromPublished, FromParameters}, f.From) {
+				fail(fmt.Sprintf("form %q lacks its size, method, repository or how the size is known", f.Name))
+			}
+			if f.KVCache != "" && f.KVCache != "fp8" {
+				fail(fmt.Sprintf("form %q: kv_cache %q is unknown", f.Name, f.KVCache))
+			}
+			if _, err := parseCompute(f.MinCompute); err != nil {
+				fail("min_compute: " + err.Error())
+			}
+		}
+		if m.MinVLLM != "" {
+			if _, err := releaseOf(m.MinVLLM); err != nil {
+				fail("min_vllm: " + err.Error())
 			}
 		}
 	}
@@ -113,10 +188,10 @@ func (c Catalogue) check() error {
 			found = append(found, fmt.Errorf("default %d: %q is not in the list of models", i+1, d.Name))
 		case m.Gated:
 			found = append(found, fmt.Errorf("default %d: %q is gated", i+1, d.Name))
-		case d.GPUs < 1 || m.AttentionHeads%d.GPUs != 0:
+		case d.GPUs < 1 || m.Architecture.AttentionHeads%d.GPUs != 0:
 			found = append(found, fmt.Errorf("default %d: %d GPUs can't share %q", i+1, d.GPUs, d.Name))
-		case d.MinTotalMiB <= 0 || d.Reason == "":
-			found = append(found, fmt.Errorf("default %d: lacks its memory or its reason", i+1))
+		case d.MinContextTokens <= 0 || d.Reason == "":
+			found = append(found, fmt.Errorf("default %d: lacks its context or its reason", i+1))
 		}
 	}
 	return errors.Join(found...)

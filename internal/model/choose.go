@@ -3,32 +3,18 @@ package model
 import (
 	"errors"
 	"fmt"
-	"math"
+	"strings"
 
 	"github.com/llmbox-dev/llmbox/internal/gpu"
 )
 
-// What vLLM takes beside weights and context, and what must stay free.
 const (
-	// MemoryUtilization is vLLM's own default share of a GPU's memory (0.92 since
-	// vLLM 0.22, vllm/config/cache.py).
-	MemoryUtilization = 0.92
-	// overheadMiB is what loading leaves behind beside weights: the CUDA context,
-	// activations of the profiling run, buffers.
-	overheadMiB = 1536
-	// linkMiB is NCCL's share per GPU when several work together.
-	linkMiB = 400
-	// outsideMiB must stay free: CUDA graphs are captured outside of vLLM's budget.
-	outsideMiB = 1024
-	// tightMiB of room for context or less is called tight.
-	tightMiB = 2048
 	// minContextTokens is the shortest context worth serving.
 	minContextTokens = 4096
 	// contextStep keeps the length a round number.
 	contextStep = 1024
-	// kvTrust is the part of the computed room that is promised; the rest covers
-	// what the arithmetic does not know.
-	kvTrust = 0.9
+	// busyMiB is what a GPU's others may hold without a word about it.
+	busyMiB = 1024
 )
 
 // MinCompute is the oldest compute capability served: Ampere. Before it GPUs have
@@ -43,6 +29,69 @@ type GPUFact struct {
 	ComputeMajor, ComputeMinor    int
 	// NVLink is one of package gpu's values.
 	NVLink string
+	// VisibleBytes is the total as CUDA reports it, where that is known.
+	VisibleBytes int64
+	// Shared says that others hold memory, and not how much.
+	Shared bool
+}
+
+// DataCenter says whether the GPU may run a newer CUDA than its driver's, with the
+// libraries in the image: GeForce can't.
+func (g GPUFact) DataCenter() bool {
+	return !strings.Contains(g.Name, "GeForce") && !strings.Contains(g.Name, "TITAN")
+}
+
+// FactsOfReport gives what a report says of each GPU that can be read. A GPU in
+// slices counts as its slices.
+func FactsOfReport(r gpu.Report) []GPUFact {
+	var facts []GPUFact
+	for _, d := range r.Devices {
+		if d.Error != "" || d.Lost {
+			continue
+		}
+		f := GPUFact{Name: d.Name, NVLink: gpu.NVLinkNone}
+		known, ok := gpu.ProductByName(d.Name)
+		if !ok {
+			known, ok = gpu.ProductByPCI(d.PCIDevice)
+		}
+		if ok {
+			f.ComputeMajor, f.ComputeMinor, f.MemoryTotalMiB, f.NVLink = known.ComputeMajor, known.ComputeMinor, known.MemoryMiB, known.NVLink
+			if f.Name == "" {
+				f.Name = known.Name
+			}
+		}
+		if d.ComputeMajor != nil && d.ComputeMinor != nil {
+			f.ComputeMajor, f.ComputeMinor = *d.ComputeMajor, *d.ComputeMinor
+		}
+		for _, link := range d.NVLinks {
+			if link.Active && f.NVLink == gpu.NVLinkNone {
+				f.NVLink = gpu.NVLinkBridge
+			}
+		}
+		if d.Memory != nil && d.Memory.TotalBytes > 0 {
+			f.MemoryTotalMiB = int64(d.Memory.TotalBytes >> 20)
+			f.MemoryUsedMiB = int64(d.Memory.UsedBytes >> 20)
+			// NVML counts the driver's own part as used; CUDA leaves it out of the total.
+			reserved := f.MemoryTotalMiB - int64(visibleBytes(f.MemoryTotalMiB)/mib)
+			f.MemoryUsedMiB = max(0, f.MemoryUsedMiB-max(reserved, int64(d.Memory.ReservedBytes>>20)))
+		}
+		if f.MemoryTotalMiB == 0 {
+			continue
+		}
+		if d.MIG != nil && d.MIG.Enabled {
+			for _, slice := range d.MIG.Instances {
+				if slice.MemoryBytes > 0 {
+					one := f
+					one.NVLink, one.MemoryUsedMiB = gpu.NVLinkNone, 0
+					one.MemoryTotalMiB = int64(slice.MemoryBytes >> 20)
+					facts = append(facts, one)
+				}
+			}
+			continue
+		}
+		facts = append(facts, f)
+	}
+	return facts
 }
 
 // FactsOf gives the facts of count idle GPUs of one product.
@@ -67,6 +116,9 @@ type CapabilityError struct {
 
 // Error implements error.
 func (e *CapabilityError) Error() string {
+	if e.Need == "" {
+		return e.GPU + ": " + e.Why
+	}
 	return fmt.Sprintf("%s has compute capability %s, needed is %s: %s", e.GPU, e.Have, e.Need, e.Why)
 }
 
@@ -77,6 +129,8 @@ type MemoryError struct {
 	GPUs  int
 	// HaveMiB is what each GPU offers the model, NeedMiB the least it would need.
 	HaveMiB, NeedMiB int64
+	// Why is the part that is short, in a sentence.
+	Why string
 }
 
 // Error implements error.
@@ -85,7 +139,11 @@ func (e *MemoryError) Error() string {
 	if what == "" {
 		what = "even the smallest known model"
 	}
-	return fmt.Sprintf("%s needs %d MiB on each of %d GPU(s), %d MiB can be had", what, e.NeedMiB, e.GPUs, e.HaveMiB)
+	text := fmt.Sprintf("%s needs %d MiB on each of %d GPU(s), %d MiB can be had", what, e.NeedMiB, e.GPUs, e.HaveMiB)
+	if e.Why != "" {
+		text += ": " + e.Why
+	}
+	return text
 }
 
 // Choice is a model that fits, and how.
@@ -107,6 +165,8 @@ type Choice struct {
 	Reason, Source string
 	// Verified says that the figures were read from the model's own files.
 	Verified bool
+	// Fit is the whole answer behind the choice.
+	Fit Fit
 }
 
 // weakest is what each GPU of a box can be relied on for: Kubernetes may hand out
@@ -116,6 +176,10 @@ func weakest(gpus []GPUFact) GPUFact {
 	for _, g := range gpus[1:] {
 		w.MemoryTotalMiB = min(w.MemoryTotalMiB, g.MemoryTotalMiB)
 		w.MemoryUsedMiB = max(w.MemoryUsedMiB, g.MemoryUsedMiB)
+		w.Shared = w.Shared || g.Shared
+		if g.VisibleBytes > 0 && (w.VisibleBytes == 0 || g.VisibleBytes < w.VisibleBytes) {
+			w.VisibleBytes = g.VisibleBytes
+		}
 		if (compute{g.ComputeMajor, g.ComputeMinor}).less(compute{w.ComputeMajor, w.ComputeMinor}) {
 			w.Name, w.ComputeMajor, w.ComputeMinor = g.Name, g.ComputeMajor, g.ComputeMinor
 		}
@@ -143,33 +207,38 @@ func usable(gpus []GPUFact) (GPUFact, error) {
 	return w, nil
 }
 
-// Choose takes the best default for these GPUs: the first row that they meet.
+// Choose takes the best default for these GPUs: the first row that fits them and
+// leaves the context it asks for.
 func (c Catalogue) Choose(gpus []GPUFact) (Choice, error) {
 	w, err := usable(gpus)
 	if err != nil {
 		return Choice{}, err
 	}
-	var last error = &MemoryError{GPUs: len(gpus), HaveMiB: w.MemoryTotalMiB}
+	have := compute{w.ComputeMajor, w.ComputeMinor}
+	var smallest Fit
 	for _, d := range c.Defaults {
 		m, known := c.Find(d.Name)
-		if !known || d.GPUs > len(gpus) {
+		if !known || d.GPUs > len(gpus) || !d.covers(have) {
 			continue
 		}
-		if w.MemoryTotalMiB < d.MinTotalMiB {
-			if d.GPUs == 1 {
-				last = &MemoryError{GPUs: 1, HaveMiB: w.MemoryTotalMiB, NeedMiB: d.MinTotalMiB}
-			}
+		f := m.Assess(gpus, Ask{TensorParallel: d.GPUs, Variant: d.Variant})
+		smallest = f
+		// Little room for context is no reason against a row whose context is there.
+		serves := f.Verdict == Fits || f.Verdict == Tight && f.Reason == ReasonKV
+		if !serves || f.ContextTokens < min(d.MinContextTokens, m.ContextTokens) {
 			continue
 		}
-		choice, err := fit(m, w, d.GPUs)
-		if err != nil {
-			last = err
-			continue
-		}
-		choice.Reason = d.Reason
-		return choice, nil
+		return choiceOf(f, d.Reason), nil
 	}
-	return Choice{}, last
+	if smallest.Model.Name == "" {
+		return Choice{}, &MemoryError{GPUs: len(gpus), HaveMiB: w.MemoryTotalMiB}
+	}
+	refused := smallest.asError()
+	var memory *MemoryError
+	if errors.As(refused, &memory) {
+		memory.Model = ""
+	}
+	return Choice{}, refused
 }
 
 // Fit says how a named model of the catalogue fits these GPUs, on as few of them
@@ -179,90 +248,34 @@ func (c Catalogue) Fit(name string, gpus []GPUFact) (Choice, error) {
 	if !known {
 		return Choice{}, fmt.Errorf("%w: %s", ErrUnknownModel, name)
 	}
-	w, err := usable(gpus)
-	if err != nil {
+	if _, err := usable(gpus); err != nil {
 		return Choice{}, err
 	}
-	var last error
-	for together := 1; together <= len(gpus); together *= 2 {
-		if m.AttentionHeads%together != 0 {
-			break
-		}
-		choice, err := fit(m, w, together)
-		if err == nil {
-			choice.Reason = fmt.Sprintf("asked for; fits %d of %d GPU(s)", together, len(gpus))
-			return choice, nil
-		}
-		last = err
+	f := m.Assess(gpus, Ask{})
+	if f.Verdict == No {
+		return Choice{}, f.asError()
 	}
-	return Choice{}, last
+	return choiceOf(f, fmt.Sprintf("asked for; fits %d of %d GPU(s)", f.TensorParallel, len(gpus))), nil
 }
 
-// fit does the arithmetic for one model on together GPUs like w.
-func fit(m Model, w GPUFact, together int) (Choice, error) {
-	if err := capability(m, w); err != nil {
-		return Choice{}, err
+func choiceOf(f Fit, reason string) Choice {
+	c := Choice{
+		Model: f.Model, GPUs: f.TensorParallel, ContextTokens: f.ContextTokens, KVTokens: f.KVTokens,
+		MemoryUtilization: f.Utilization, Tight: f.Verdict == Tight, Warnings: f.Warnings,
+		Reason: reason, Source: f.Model.Source, Verified: f.Model.Verified, Fit: f,
 	}
-	share := utilization(w)
-	budget := float64(w.MemoryTotalMiB) * share
-	fixed := float64(m.WeightsBytes)*m.LoadFactor/float64(together)/(1<<20) + overheadMiB
-	if together > 1 {
-		fixed += linkMiB
+	if c.Tight {
+		c.Warnings = append(c.Warnings, "tight: "+f.Detail)
 	}
-	// KV heads are copied, not split, once there are more GPUs than heads.
-	perToken := float64(m.KVBytesPerToken) / float64(min(together, m.KVHeads)) / (1 << 20)
-	room := budget - fixed
-	tokens := int64(math.Max(0, room/perToken*kvTrust))
-	least := min(minContextTokens, m.ContextTokens)
-	if tokens < int64(least) {
-		return Choice{}, &MemoryError{Model: m.Name, GPUs: together, HaveMiB: int64(budget),
-			NeedMiB: int64(math.Ceil(fixed + float64(least)*perToken/kvTrust))}
-	}
-	context := min(int64(m.ContextTokens), tokens)
-	if context < int64(m.ContextTokens) {
-		context -= context % contextStep
-	}
-	choice := Choice{
-		Model: m, GPUs: together, ContextTokens: int(context), KVTokens: tokens, MemoryUtilization: share,
-		Tight: room < tightMiB, Source: m.Source, Verified: m.Verified,
-	}
-	if together > 1 && w.NVLink != gpu.NVLinkSwitch {
-		choice.Warnings = append(choice.Warnings, fmt.Sprintf("%d GPUs share the model over PCIe or a bridge: each token waits for that link", together))
-	}
-	if w.MemoryUsedMiB > outsideMiB {
-		choice.Warnings = append(choice.Warnings, fmt.Sprintf("%d MiB of the GPU's memory are already in use by others", w.MemoryUsedMiB))
-	}
-	return choice, nil
+	return c
 }
 
-func capability(m Model, w GPUFact) error {
-	have := compute{w.ComputeMajor, w.ComputeMinor}
-	least, err := parseCompute(m.MinCompute)
-	if err != nil {
-		return err
+// asError turns a refusal into the error of its kind.
+func (f Fit) asError() error {
+	if f.Reason == ReasonCapability || f.Reason == ReasonVersion || f.Reason == ReasonHeads {
+		return &CapabilityError{GPU: f.Name, Why: f.Detail}
 	}
-	if have.less(least) {
-		return &CapabilityError{GPU: w.Name, Have: have.String(), Need: m.MinCompute + " or newer", Why: m.Name + " is not known to run on it"}
-	}
-	if m.MaxCompute == "" {
-		return nil
-	}
-	most, err := parseCompute(m.MaxCompute)
-	if err != nil {
-		return err
-	}
-	if most.less(have) {
-		return &CapabilityError{GPU: w.Name, Have: have.String(), Need: "at most " + m.MaxCompute, Why: m.Name + " is not known to run on it"}
-	}
-	return nil
-}
-
-// utilization is vLLM's default, or less where what others hold and what graphs
-// take would not fit beside it. It is a share of the total, rounded down.
-func utilization(w GPUFact) float64 {
-	if w.MemoryTotalMiB <= 0 {
-		return 0
-	}
-	free := float64(w.MemoryTotalMiB-w.MemoryUsedMiB-outsideMiB) / float64(w.MemoryTotalMiB)
-	return math.Max(0, math.Min(MemoryUtilization, math.Floor(free*100)/100))
+	b := f.Budget
+	need := b.Weights + b.Context + b.Activation + b.GraphsInside + f.NeedBytes
+	return &MemoryError{Model: f.Name, GPUs: f.TensorParallel, HaveMiB: b.Granted / mib, NeedMiB: need / mib, Why: f.Detail}
 }
