@@ -121,6 +121,7 @@ the gateway. Run it again after whatever went wrong: it goes on where it was.`,
 	root.AddCommand(
 		a.installCommand(), a.planCommand(), a.statusCommand(), a.uninstallCommand(),
 		a.imagesCommand(), a.rehearseCommand(), a.versionCommand(), a.eventsSchemaCommand(),
+		a.modelsCommand(a.machineGPUs), a.preflightCommand(),
 		incluster.Command(),
 	)
 	return root

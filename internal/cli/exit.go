@@ -24,6 +24,7 @@ const (
 	exitFailed      = 1
 	exitUsage       = 2
 	exitCheckFailed = 3
+	exitWarnings    = 4
 	exitNotReady    = 5
 	exitLocked      = 6
 	exitInterrupted = 130
@@ -67,6 +68,8 @@ func exitCode(err error) int {
 		errors.Is(err, helmchart.ErrNoController),
 		errors.As(err, &capability), errors.As(err, &memory):
 		return exitCheckFailed
+	case errors.Is(err, errWarnings):
+		return exitWarnings
 	case errors.Is(err, installer.ErrNotReady), errors.Is(err, helmchart.ErrStuck):
 		return exitNotReady
 	default:

@@ -39,6 +39,8 @@ type boxFlags struct {
 	set      []string
 	hfToken  string
 	off      []string
+	// readGPUs reads the machine's own GPUs, where the command looks at a machine.
+	readGPUs readGPUs
 	// extra sets what a command decides itself, as strongly as a flag.
 	extra func(*config.Layer) error
 }
@@ -113,8 +115,10 @@ func cut(kv string) (key, value string, ok bool) {
 
 // settled is a box that is decided, with the plan for it.
 type settled struct {
+	table    *component.Table
 	box      config.Box
 	sources  config.Sources
+	facts    []model.GPUFact
 	choice   model.Choice
 	plan     *installer.Plan
 	recorded []byte
@@ -124,9 +128,26 @@ type settled struct {
 	last   installer.Journal
 }
 
-// settle resolves the configuration, chooses the model and builds the plan.
-// With needCluster it connects first; without, it makes do with what is said.
+// settle decides the box and builds the plan for it.
 func (a *app) settle(ctx context.Context, cmd *cobra.Command, flags *boxFlags, needCluster bool, log *slog.Logger) (*settled, error) {
+	s, err := a.decide(ctx, cmd, flags, needCluster, log)
+	if err != nil {
+		return nil, err
+	}
+	in := installer.Input{
+		Assets: assets.FS(), Table: s.table, Box: s.box, Choice: s.choice, Sources: s.sources, Version: a.env.Version,
+	}
+	if s.client != nil {
+		in.KubeVersion = s.client.Version
+	}
+	s.plan, err = installer.BuildPlan(in)
+	return s, err
+}
+
+// decide resolves the configuration and chooses the model. With needCluster it
+// connects first; without, it makes do with what is said. An error about the model
+// comes with everything else that was decided.
+func (a *app) decide(ctx context.Context, cmd *cobra.Command, flags *boxFlags, needCluster bool, log *slog.Logger) (*settled, error) {
 	table, err := component.LoadTable(assets.FS())
 	if err != nil {
 		return nil, err
@@ -147,7 +168,7 @@ func (a *app) settle(ctx context.Context, cmd *cobra.Command, flags *boxFlags, n
 	if err != nil {
 		return nil, err
 	}
-	s := &settled{}
+	s := &settled{table: table}
 	var recordedLayer config.Layer
 	if needCluster {
 		// What is wrong with the configuration itself is told before any connection.
@@ -175,7 +196,7 @@ func (a *app) settle(ctx context.Context, cmd *cobra.Command, flags *boxFlags, n
 	if err := resolve(); err != nil {
 		return nil, err
 	}
-	facts, err := s.gpuFacts(ctx, &computed)
+	facts, err := s.gpuFacts(ctx, flags, &computed)
 	if err != nil {
 		return nil, err
 	}
@@ -189,22 +210,14 @@ func (a *app) settle(ctx context.Context, cmd *cobra.Command, flags *boxFlags, n
 	if err := config.CheckImmutable(s.sources, recordedLayer); err != nil {
 		return nil, err
 	}
+	s.facts = facts
 	if err := s.chooseModel(catalogue, facts, &computed); err != nil {
-		return nil, err
+		return s, err
 	}
 	if err := resolve(); err != nil {
 		return nil, err
 	}
-	if s.recorded, err = config.Record(s.sources); err != nil {
-		return nil, err
-	}
-	in := installer.Input{
-		Assets: assets.FS(), Table: table, Box: s.box, Choice: s.choice, Sources: s.sources, Version: a.env.Version,
-	}
-	if s.client != nil {
-		in.KubeVersion = s.client.Version
-	}
-	s.plan, err = installer.BuildPlan(in)
+	s.recorded, err = config.Record(s.sources)
 	return s, err
 }
 
@@ -242,9 +255,12 @@ func (a *app) fileLayer() (config.Layer, error) {
 
 // gpuFacts finds out which GPUs the box has: what was said, what the cluster's
 // nodes show, or an assumption that the plan names as such.
-func (s *settled) gpuFacts(ctx context.Context, computed *config.Layer) ([]model.GPUFact, error) {
+func (s *settled) gpuFacts(ctx context.Context, flags *boxFlags, computed *config.Layer) ([]model.GPUFact, error) {
 	product, known := gpu.ProductByKey(s.box.GPU.Product)
 	count := s.box.GPU.Count
+	if s.box.GPU.Product == "" && flags.readGPUs != nil {
+		return s.readFacts(ctx, flags.readGPUs, computed)
+	}
 	if !known && s.client != nil {
 		nodes, err := s.client.GPUNodes(ctx)
 		if err != nil {
@@ -280,6 +296,20 @@ func (s *settled) gpuFacts(ctx context.Context, computed *config.Layer) ([]model
 		}
 	}
 	return model.FactsOf(product, count), nil
+}
+
+// readFacts takes what the machine's own GPUs say.
+func (s *settled) readFacts(ctx context.Context, read readGPUs, computed *config.Layer) ([]model.GPUFact, error) {
+	facts, err := read(ctx)
+	if err != nil || len(facts) == 0 {
+		return nil, err
+	}
+	why := config.Computed("read from the machine")
+	problems := []error{computed.Set("gpu.count", len(facts), why)}
+	if product, known := gpu.ProductByName(facts[0].Name); known {
+		problems = append(problems, computed.Set("gpu.product", product.Key, why))
+	}
+	return facts, errors.Join(problems...)
 }
 
 // chooseModel takes the model that was asked for or the best that fits.

@@ -16,8 +16,10 @@ import (
 
 // Table is embed/components.yaml.
 type Table struct {
-	APIVersion string      `json:"apiVersion"`
-	Kind       string      `json:"kind"`
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	// K3s is the Kubernetes distribution under it all.
+	K3s        Version     `json:"k3s"`
 	Components []Component `json:"components"`
 }
 

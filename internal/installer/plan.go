@@ -241,6 +241,7 @@ const (
 	vaultStep      = "vault"
 	prometheusStep = "prometheus"
 	kedaStep       = "keda"
+	gatewayStep    = "envoy-gateway"
 	autoscaleStep  = "autoscale"
 )
 
@@ -249,7 +250,7 @@ func (p *Plan) HostPorts() []int32 {
 	ports := []int32{}
 	for _, s := range p.Steps {
 		for _, port := range s.HostPorts {
-			if s.Name == "envoy-gateway" {
+			if s.Name == gatewayStep {
 				port = int32(p.Box.Gateway.Port) // #nosec G115 -- validated to 1–65535
 			}
 			ports = append(ports, port)

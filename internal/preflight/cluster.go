@@ -23,6 +23,9 @@ import (
 // asks for the most (github.com/kyverno/kyverno charts/kyverno/Chart.yaml).
 const OldestKubernetes = "1.30"
 
+// ClusterTimeout bounds collecting what an existing cluster shows.
+const ClusterTimeout = 30 * time.Second
+
 // ClusterFacts is what an existing cluster shows about itself.
 type ClusterFacts struct {
 	Version string
@@ -32,8 +35,32 @@ type ClusterFacts struct {
 	DefaultStorageClass string
 	ReadyNodes          int
 	Nodes               int
+	// GPUs is the sum of nvidia.com/gpu that the nodes can give; GPUNodes the number
+	// of nodes on which something found an NVIDIA device.
+	GPUs     int64
+	GPUNodes int
+	// Balancer names what gives addresses to Services of type LoadBalancer, empty
+	// where nothing is known to.
+	Balancer string
+	// Definitions are the CRDs of groups that llmbox brings too and that are not its
+	// own, as group and version ("" where they carry none).
+	Definitions map[string]string
+	// Webhooks are the admission webhooks that refuse when nobody answers and whose
+	// Service has no endpoint now.
+	Webhooks []Webhook
+	// Confined are the namespaces of the box in which pod security forbids what the
+	// GPU needs, as "namespace: level".
+	Confined []string
 	// Unreadable maps a fact to why it could not be read.
 	Unreadable map[string]error
+}
+
+// Webhook is an admission webhook without anybody behind it.
+type Webhook struct {
+	Configuration string
+	Service       string
+	// Ours says that its Service stands in a namespace of the box.
+	Ours bool
 }
 
 // needed are the rights without which an install would stop half-way.
@@ -86,25 +113,27 @@ func CollectCluster(ctx context.Context, c *cluster.Client, timeout time.Duratio
 	}
 	facts.Nodes = len(nodes.Items)
 	for i := range nodes.Items {
+		countGPUs(&facts, &nodes.Items[i])
 		for _, cond := range nodes.Items[i].Status.Conditions {
 			if cond.Type == corev1.NodeReady && cond.Status == corev1.ConditionTrue {
 				facts.ReadyNodes++
 			}
 		}
 	}
+	facts.collectOthers(ctx, c, nodes.Items)
 	return facts
 }
 
 // JudgeCluster turns the facts into findings, one per check.
 func JudgeCluster(f ClusterFacts) []finding.Finding {
-	return []finding.Finding{judgeVersion(f), judgeRights(f), judgeNodes(f), judgeStorage(f)}
+	return Arrange([]finding.Finding{
+		judgeVersion(f), judgeRights(f), judgeNodes(f), judgeStorage(f),
+		judgeWebhooks(f), judgeDefinitions(f), judgeConfined(f), judgeBalancer(f), judgeClusterGPU(f),
+	})
 }
 
 func judgeVersion(f ClusterFacts) finding.Finding {
-	out := finding.Finding{
-		ID: "cluster.version", Title: "Kubernetes version", State: finding.Judged, Severity: finding.OK,
-		Measured: f.Version, Required: OldestKubernetes + " or newer",
-	}
+	out := clusterRow("cluster.version", f.Version)
 	have, err := goversion.NewVersion(f.Version)
 	if err != nil {
 		out.Severity, out.State = finding.Warn, finding.Unreadable
@@ -121,10 +150,7 @@ func judgeVersion(f ClusterFacts) finding.Finding {
 }
 
 func judgeRights(f ClusterFacts) finding.Finding {
-	out := finding.Finding{
-		ID: "cluster.rights", Title: "Rights of these credentials", State: finding.Judged, Severity: finding.OK,
-		Strict: true, Measured: "everything an install needs", Required: "create namespaces, CRDs, cluster roles, webhooks, API services and Secrets",
-	}
+	out := clusterRow("cluster.rights", "everything an install needs")
 	if err := f.Unreadable["rights"]; err != nil {
 		return unreadable(out, err)
 	}
@@ -137,10 +163,7 @@ func judgeRights(f ClusterFacts) finding.Finding {
 }
 
 func judgeNodes(f ClusterFacts) finding.Finding {
-	out := finding.Finding{
-		ID: "cluster.nodes", Title: "Nodes", State: finding.Judged, Severity: finding.OK,
-		Measured: fmt.Sprintf("%d of %d ready", f.ReadyNodes, f.Nodes), Required: "at least one ready node",
-	}
+	out := clusterRow("cluster.nodes", fmt.Sprintf("%d of %d ready", f.ReadyNodes, f.Nodes))
 	if err := f.Unreadable["nodes"]; err != nil {
 		return unreadable(out, err)
 	}
@@ -152,10 +175,7 @@ func judgeNodes(f ClusterFacts) finding.Finding {
 }
 
 func judgeStorage(f ClusterFacts) finding.Finding {
-	out := finding.Finding{
-		ID: "cluster.storage", Title: "Default StorageClass", State: finding.Judged, Severity: finding.OK,
-		Measured: f.DefaultStorageClass, Required: "one default StorageClass",
-	}
+	out := clusterRow("cluster.storage", f.DefaultStorageClass)
 	if err := f.Unreadable["storage"]; err != nil {
 		return unreadable(out, err)
 	}

@@ -19,12 +19,18 @@ type fixture struct {
 	ReadyNodes          int               `json:"ready_nodes"`
 	Nodes               int               `json:"nodes"`
 	Unreadable          map[string]string `json:"unreadable"`
+	GPUs                int64             `json:"gpus"`
+	GPUNodes            int               `json:"gpu_nodes"`
+	Balancer            string            `json:"balancer"`
+	Definitions         map[string]string `json:"definitions"`
+	Webhooks            []Webhook         `json:"webhooks"`
+	Confined            []string          `json:"confined"`
 	// Want maps the ids of findings that are not ok to "severity state".
 	Want map[string]string `json:"want"`
 }
 
 func TestJudgeCluster(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.json")
+	files, err := filepath.Glob("testdata/clusters/*.json")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no fixtures: %v", err)
 	}
@@ -41,6 +47,7 @@ func TestJudgeCluster(t *testing.T) {
 			facts := ClusterFacts{
 				Version: fx.Version, Denied: fx.Denied, DefaultStorageClass: fx.DefaultStorageClass,
 				ReadyNodes: fx.ReadyNodes, Nodes: fx.Nodes, Unreadable: map[string]error{},
+				GPUs: fx.GPUs, GPUNodes: fx.GPUNodes, Balancer: fx.Balancer, Definitions: fx.Definitions, Webhooks: fx.Webhooks, Confined: fx.Confined,
 			}
 			for what, why := range fx.Unreadable {
 				facts.Unreadable[what] = errors.New(why)

@@ -1,0 +1,269 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	nvmlhelper "github.com/llmbox-dev/llmbox/embed/nvml"
+	"github.com/llmbox-dev/llmbox/internal/cluster"
+	"github.com/llmbox-dev/llmbox/internal/component"
+	"github.com/llmbox-dev/llmbox/internal/config"
+	"github.com/llmbox-dev/llmbox/internal/finding"
+	"github.com/llmbox-dev/llmbox/internal/gpu"
+	"github.com/llmbox-dev/llmbox/internal/installer"
+	"github.com/llmbox-dev/llmbox/internal/model"
+	"github.com/llmbox-dev/llmbox/internal/preflight"
+	"github.com/llmbox-dev/llmbox/internal/preflight/text"
+	"github.com/llmbox-dev/llmbox/internal/snapshot"
+)
+
+// preflightFlags are the flags of preflight beside those of the box.
+type preflightFlags struct {
+	offline    bool
+	fsync      bool
+	snapshot   string
+	save       string
+	ignore     []string
+	strict     bool
+	all        bool
+	gpuTimeout time.Duration
+}
+
+func (a *app) preflightCommand() *cobra.Command {
+	var flags preflightFlags
+	var box boxFlags
+	cmd := &cobra.Command{
+		Use:   "preflight",
+		Short: "Say whether this machine will serve, before anything is touched",
+		Long: `preflight looks at the GPU, its driver, the container toolkit, the operating
+system, disks, network and what others left behind, and says what stands in the
+way of an install: what was measured, what is required, and what to type. It
+changes nothing. Run it as root to see everything; what it can't see it says.
+
+With --kubeconfig it looks at an existing cluster instead of this machine.
+With --snapshot it judges somebody else's machine, from a file or directory.`,
+		Example: `  sudo llmbox preflight
+  sudo llmbox preflight --model Qwen/Qwen3-32B
+  llmbox preflight --offline --output json | jq '.findings[] | select(.severity == "fail")'
+  sudo llmbox preflight --save box.tar.gz      keep what was read, to be judged elsewhere
+  llmbox preflight --snapshot box.tar.gz
+  llmbox preflight --kubeconfig ~/.kube/config`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.runPreflight(cmd, &box, flags) },
+	}
+	box.register(cmd)
+	f := cmd.Flags()
+	f.BoolVar(&flags.offline, "offline", false, "leave out whatever would leave the machine")
+	f.BoolVar(&flags.fsync, "fsync", false, "measure how long writes take to reach the disk (writes 2 MB, removes them)")
+	f.StringVar(&flags.snapshot, "snapshot", "", "judge this snapshot, a directory or .tar.gz, instead of the machine")
+	f.StringVar(&flags.save, "save", "", "also write what was read to this directory or .tar.gz")
+	f.StringSliceVar(&flags.ignore, "ignore", nil, "ids of checks that may fail; they still run and are shown")
+	f.BoolVar(&flags.strict, "strict-warnings", false, "end with 4 where there are warnings")
+	f.BoolVar(&flags.all, "all", false, "show each check that is well, too")
+	f.DurationVar(&flags.gpuTimeout, "gpu-timeout", gpu.HangAfter, "how long the GPUs may take to answer before that counts as a hang")
+	return cmd
+}
+
+// errWarnings ends a command with warnings only.
+var errWarnings = errors.New("there are warnings")
+
+func (a *app) runPreflight(cmd *cobra.Command, box *boxFlags, flags preflightFlags) error {
+	if flags.snapshot != "" && flags.save != "" {
+		return usageError{errors.New("--snapshot and --save exclude each other"), "a snapshot that is judged is there already"}
+	}
+	ctx := cmd.Context()
+	var found []finding.Finding
+	var err error
+	if a.kubeconfig != "" || a.kubecontext != "" {
+		found, err = a.clusterFindings(ctx)
+	} else {
+		found, err = a.hostFindings(ctx, cmd, box, flags)
+	}
+	if err != nil {
+		return err
+	}
+	if err := a.printFindings(found, flags.all); err != nil {
+		return err
+	}
+	return verdict(found, flags.ignore, flags.strict)
+}
+
+func (a *app) clusterFindings(ctx context.Context) ([]finding.Finding, error) {
+	client, err := cluster.Connect(ctx, a.kubeconfigPath(), a.kubecontext, connectTimeout)
+	if err != nil {
+		return nil, err
+	}
+	return preflight.Arrange(preflight.JudgeCluster(preflight.CollectCluster(ctx, client, preflight.ClusterTimeout))), nil
+}
+
+// hostFindings reads the machine, or a snapshot of one, and judges it for the box
+// that is asked for.
+func (a *app) hostFindings(ctx context.Context, cmd *cobra.Command, box *boxFlags, flags preflightFlags) ([]finding.Finding, error) {
+	// What is wrong with the flags is told before the machine is asked anything.
+	before, err := a.decide(ctx, cmd, &boxFlags{
+		model: box.model, gpu: box.gpu, gpus: box.gpus, port: box.port, set: box.set, off: box.off, hfToken: box.hfToken,
+		readGPUs: func(context.Context) ([]model.GPUFact, error) { return nil, nil },
+	}, false, a.newLogger())
+	if before == nil {
+		return nil, err
+	}
+	nodes, err := component.Order(before.table.Components, func(name string) component.Mode { return component.Mode(before.box.Mode(name)) })
+	if err != nil {
+		return nil, fmt.Errorf("ordering the components: %w", err)
+	}
+	facts, err := a.machine(ctx, flags, installer.Need(nodes, before.box, model.Choice{}, before.table.K3s.Shipped))
+	if err != nil {
+		return nil, err
+	}
+	box.readGPUs = func(context.Context) ([]model.GPUFact, error) {
+		if facts.GPU == nil {
+			return nil, nil
+		}
+		return model.FactsOfReport(*facts.GPU), nil
+	}
+	decided, err := a.decide(ctx, cmd, box, false, a.newLogger())
+	if decided == nil {
+		return nil, err
+	}
+	need := installer.Need(nodes, decided.box, decided.choice, decided.table.K3s.Shipped)
+	need.Offline = flags.offline || flags.snapshot != ""
+	need.Installed = facts.Need.Installed
+	facts.Need = need
+	found := preflight.Judge(ctx, preflight.Checks(), facts)
+	return preflight.Arrange(append(found, preflight.ModelFit(decided.fit()))), nil
+}
+
+// fit is how the model fits the GPUs, the zero value without GPUs.
+func (s *settled) fit() model.Fit {
+	if len(s.facts) == 0 {
+		return model.Fit{}
+	}
+	return s.choice.Fit
+}
+
+// machine collects the facts, or loads them.
+func (a *app) machine(ctx context.Context, flags preflightFlags, need preflight.Need) (preflight.Facts, error) {
+	if flags.snapshot != "" {
+		s, err := snapshot.Load(flags.snapshot)
+		if err != nil {
+			return preflight.Facts{}, usageError{fmt.Errorf("reading the snapshot: %w", err), "llmbox preflight --save FILE makes one"}
+		}
+		return preflight.Facts{Snapshot: s}, nil
+	}
+	if runtime.GOOS != "linux" {
+		return preflight.Facts{}, usageError{fmt.Errorf("this machine runs %s, a box needs Linux", runtime.GOOS), "run llmbox on the GPU machine"}
+	}
+	disks := []string{}
+	for _, d := range need.Disk {
+		disks = append(disks, d.Path)
+	}
+	s := snapshot.Collect(ctx, snapshot.Options{
+		Version: a.env.Version, Offline: flags.offline, Hosts: need.Hosts, DiskPaths: disks,
+		Fsync: flags.fsync, FsyncPath: disks[0], GPU: a.askGPUs(flags.gpuTimeout), GPUTimeout: flags.gpuTimeout + 5*time.Second,
+	})
+	if err := ctx.Err(); err != nil {
+		return preflight.Facts{}, err
+	}
+	if flags.save != "" {
+		if err := s.Save(flags.save); err != nil {
+			return preflight.Facts{}, usageError{fmt.Errorf("writing the snapshot: %w", err), "name a place that can be written with --save"}
+		}
+	}
+	return preflight.Facts{Snapshot: s}, nil
+}
+
+// askGPUs asks NVML through the embedded child, or whoever speaks instead.
+func (a *app) askGPUs(hang time.Duration) func(context.Context) gpu.Report {
+	return func(ctx context.Context) gpu.Report {
+		return gpu.Ask(ctx, gpu.Options{
+			Helper: nvmlhelper.Helper(), SMI: gpu.SMIPath(), HangAfter: hang,
+			OnSlow: func(waited time.Duration) {
+				_, _ = fmt.Fprintf(a.env.Stderr, "The GPU driver has not answered for %d s; the first question after boot can take half a minute.\n", int(waited.Seconds()))
+			},
+		})
+	}
+}
+
+// machineGPUs is what this machine's GPUs are to a model.
+func (a *app) machineGPUs(ctx context.Context) ([]model.GPUFact, error) {
+	if runtime.GOOS != "linux" {
+		return nil, errNoGPURead
+	}
+	report := a.askGPUs(gpu.HangAfter)(ctx)
+	if len(report.Devices) == 0 {
+		return nil, fmt.Errorf("%w: %s", errNoGPURead, report.NVML.Detail)
+	}
+	return model.FactsOfReport(report), nil
+}
+
+type findingsDoc struct {
+	Findings []finding.Finding `json:"findings"`
+}
+
+func (a *app) printFindings(found []finding.Finding, all bool) error {
+	if a.output == "json" {
+		enc := json.NewEncoder(a.env.Stdout)
+		enc.SetIndent("", "  ")
+		if err := enc.Encode(findingsDoc{Findings: slices.Concat([]finding.Finding{}, found)}); err != nil {
+			return fmt.Errorf("writing findings: %w", err)
+		}
+		return nil
+	}
+	return text.Text(a.env.Stdout, found, a.width(), a.color(), all)
+}
+
+// width is the terminal's, 100 columns where there is none.
+func (a *app) width() int {
+	const usual = 100
+	if !a.env.Terminal {
+		return usual
+	}
+	columns, _, err := term.GetSize(int(os.Stdout.Fd()))
+	if err != nil || columns <= 0 {
+		return usual
+	}
+	return min(columns, usual)
+}
+
+func (a *app) color() bool {
+	return a.env.Terminal && !a.noColor && a.env.Getenv("NO_COLOR") == "" && a.env.Getenv("TERM") != "dumb"
+}
+
+// verdict turns findings into the command's end.
+func verdict(found []finding.Finding, ignore []string, strictWarnings bool) error {
+	var known, stopping []string
+	warned := false
+	for _, f := range found {
+		known = append(known, f.ID)
+		switch {
+		case f.Severity == finding.Fail && (f.Strict || !slices.Contains(ignore, f.ID)):
+			if len(f.Causes) == 0 {
+				stopping = append(stopping, f.ID)
+			}
+		case f.Severity == finding.Warn:
+			warned = true
+		}
+	}
+	for _, id := range ignore {
+		if !slices.Contains(known, id) {
+			return &config.Error{Place: "flag --ignore", Problem: fmt.Sprintf("no check is called %q", id), Fix: "llmbox preflight --all lists them"}
+		}
+	}
+	if len(stopping) > 0 {
+		return fmt.Errorf("%w: %s", installer.ErrCheckFailed, strings.Join(stopping, ", "))
+	}
+	if warned && strictWarnings {
+		return errWarnings
+	}
+	return nil
+}
