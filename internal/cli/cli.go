@@ -21,6 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/llmbox-dev/llmbox/internal/event"
+	"github.com/llmbox-dev/llmbox/internal/gpu"
 	"github.com/llmbox-dev/llmbox/internal/incluster"
 	"github.com/llmbox-dev/llmbox/internal/report"
 )
@@ -38,6 +39,8 @@ type Env struct {
 	Environ  func() []string
 	// Executable is the path of the running binary.
 	Executable func() (string, error)
+	// AskGPU asks this machine's GPUs; nil where there is no machine to ask.
+	AskGPU func(context.Context, gpu.Options) gpu.Report
 }
 
 // Process is the Env of a real process.
@@ -45,7 +48,7 @@ func Process(version string) Env {
 	return Env{
 		Version: version, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
 		Terminal: term.IsTerminal(int(os.Stdout.Fd())),
-		Getenv:   os.Getenv, Environ: os.Environ, Executable: os.Executable,
+		Getenv:   os.Getenv, Environ: os.Environ, Executable: os.Executable, AskGPU: gpu.Ask,
 	}
 }
 

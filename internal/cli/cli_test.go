@@ -77,6 +77,7 @@ func TestExitCodes(t *testing.T) {
 		{"rights", cluster.ErrForbidden, 3, "cluster-admin"},
 		{"GPU too old", &model.CapabilityError{GPU: "T4", Have: "7.5", Need: "8.0"}, 3, ""},
 		{"GPU too small", &model.MemoryError{Model: "m"}, 3, ""},
+		{"warnings only", errWarnings, 4, ""},
 		{"not ready", installer.ErrNotReady, 5, "llmbox install again"},
 		{"locked", installer.ErrLocked, 6, "15 seconds"},
 		{"interrupted", installer.ErrInterrupted, 130, ""},

@@ -5,6 +5,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/llmbox-dev/llmbox/internal/cluster"
+	"github.com/llmbox-dev/llmbox/internal/gpu"
 	"github.com/llmbox-dev/llmbox/internal/installer"
 	"github.com/llmbox-dev/llmbox/internal/report"
 )
@@ -51,6 +53,9 @@ func noArgs(cmd *cobra.Command, args []string) error {
 func (a *app) runInstall(cmd *cobra.Command, flags *boxFlags, ignore []string) (err error) {
 	ctx := cmd.Context()
 	s, err := a.settle(ctx, cmd, flags, true, a.newLogger())
+	if errors.Is(err, cluster.ErrNoKubeconfig) && a.kubeconfig == "" {
+		return a.machineFirst(cmd, flags, ignore, err)
+	}
 	if err != nil {
 		return err
 	}
@@ -73,4 +78,24 @@ func (a *app) runInstall(cmd *cobra.Command, flags *boxFlags, ignore []string) (
 		Version: a.env.Version, Ignore: ignore, Sink: session.sink, Log: session.log, Interrupt: session.interrupt,
 	})
 	return err
+}
+
+// machineFirst is the end of an install where no cluster was named or found: whether
+// the machine itself would serve is the better answer than the missing file.
+func (a *app) machineFirst(cmd *cobra.Command, flags *boxFlags, ignore []string, noCluster error) error {
+	found, err := a.hostFindings(cmd.Context(), cmd, flags, preflightFlags{gpuTimeout: gpu.HangAfter})
+	if err != nil {
+		return err
+	}
+	if a.output == "json" {
+		// The findings of a run are events; there is no run yet to have some.
+		return errors.Join(verdict(found, ignore, false), noCluster)
+	}
+	if err := a.printFindings(found, false); err != nil {
+		return err
+	}
+	if err := verdict(found, ignore, false); err != nil {
+		return err
+	}
+	return noCluster
 }

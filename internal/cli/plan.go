@@ -22,8 +22,8 @@ func (a *app) planCommand() *cobra.Command {
 		Use:   "plan",
 		Short: "Show what install would do: components, order, images, requests, ports",
 		Long: `plan needs no cluster and changes nothing. It settles the configuration, checks
-every chart and value, and shows the components in the order of work. With
---kubeconfig it also takes in what that cluster shows and what the last run chose.`,
+every chart and value, and shows the components in the order of work for the GPUs of
+this machine, or for those named with --gpu. With --kubeconfig it also takes in what that cluster shows and what the last run chose.`,
 		Example: `  llmbox plan --gpu l4
   llmbox plan --config box.yaml --sources
   llmbox plan --gpu h100 --gpus 8 --output json | jq .totals`,
@@ -40,6 +40,7 @@ func (a *app) runPlan(cmd *cobra.Command, flags *boxFlags) error {
 }
 
 func (a *app) runPlanWith(cmd *cobra.Command, flags *boxFlags, sources bool) error {
+	flags.readGPUs = a.machineGPUs
 	s, err := a.settle(cmd.Context(), cmd, flags, a.kubeconfig != "", a.newLogger())
 	if err != nil {
 		return err

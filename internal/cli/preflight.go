@@ -112,7 +112,7 @@ func (a *app) hostFindings(ctx context.Context, cmd *cobra.Command, box *boxFlag
 	// What is wrong with the flags is told before the machine is asked anything.
 	before, err := a.decide(ctx, cmd, &boxFlags{
 		model: box.model, gpu: box.gpu, gpus: box.gpus, port: box.port, set: box.set, off: box.off, hfToken: box.hfToken,
-		readGPUs: func(context.Context) ([]model.GPUFact, error) { return nil, nil },
+		readGPUs: func(context.Context) ([]model.GPUFact, error) { return nil, nil }, noAssumption: true,
 	}, false, a.newLogger())
 	if before == nil {
 		return nil, err
@@ -125,6 +125,7 @@ func (a *app) hostFindings(ctx context.Context, cmd *cobra.Command, box *boxFlag
 	if err != nil {
 		return nil, err
 	}
+	box.noAssumption = true
 	box.readGPUs = func(context.Context) ([]model.GPUFact, error) {
 		if facts.GPU == nil {
 			return nil, nil
@@ -184,8 +185,11 @@ func (a *app) machine(ctx context.Context, flags preflightFlags, need preflight.
 
 // askGPUs asks NVML through the embedded child, or whoever speaks instead.
 func (a *app) askGPUs(hang time.Duration) func(context.Context) gpu.Report {
+	if a.env.AskGPU == nil {
+		return nil
+	}
 	return func(ctx context.Context) gpu.Report {
-		return gpu.Ask(ctx, gpu.Options{
+		return a.env.AskGPU(ctx, gpu.Options{
 			Helper: nvmlhelper.Helper(), SMI: gpu.SMIPath(), HangAfter: hang,
 			OnSlow: func(waited time.Duration) {
 				_, _ = fmt.Fprintf(a.env.Stderr, "The GPU driver has not answered for %d s; the first question after boot can take half a minute.\n", int(waited.Seconds()))
@@ -196,10 +200,11 @@ func (a *app) askGPUs(hang time.Duration) func(context.Context) gpu.Report {
 
 // machineGPUs is what this machine's GPUs are to a model.
 func (a *app) machineGPUs(ctx context.Context) ([]model.GPUFact, error) {
-	if runtime.GOOS != "linux" {
+	ask := a.askGPUs(gpu.HangAfter)
+	if ask == nil {
 		return nil, errNoGPURead
 	}
-	report := a.askGPUs(gpu.HangAfter)(ctx)
+	report := ask(ctx)
 	if len(report.Devices) == 0 {
 		return nil, fmt.Errorf("%w: %s", errNoGPURead, report.NVML.Detail)
 	}

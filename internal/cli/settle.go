@@ -41,6 +41,8 @@ type boxFlags struct {
 	off      []string
 	// readGPUs reads the machine's own GPUs, where the command looks at a machine.
 	readGPUs readGPUs
+	// noAssumption leaves a box without known GPUs without any.
+	noAssumption bool
 	// extra sets what a command decides itself, as strongly as a flag.
 	extra func(*config.Layer) error
 }
@@ -258,8 +260,11 @@ func (a *app) fileLayer() (config.Layer, error) {
 func (s *settled) gpuFacts(ctx context.Context, flags *boxFlags, computed *config.Layer) ([]model.GPUFact, error) {
 	product, known := gpu.ProductByKey(s.box.GPU.Product)
 	count := s.box.GPU.Count
-	if s.box.GPU.Product == "" && flags.readGPUs != nil {
-		return s.readFacts(ctx, flags.readGPUs, computed)
+	if s.box.GPU.Product == "" && s.client == nil && flags.readGPUs != nil {
+		facts, err := s.readFacts(ctx, flags.readGPUs, computed)
+		if len(facts) > 0 || err != nil || flags.noAssumption {
+			return facts, err
+		}
 	}
 	if !known && s.client != nil {
 		nodes, err := s.client.GPUNodes(ctx)
@@ -301,6 +306,9 @@ func (s *settled) gpuFacts(ctx context.Context, flags *boxFlags, computed *confi
 // readFacts takes what the machine's own GPUs say.
 func (s *settled) readFacts(ctx context.Context, read readGPUs, computed *config.Layer) ([]model.GPUFact, error) {
 	facts, err := read(ctx)
+	if errors.Is(err, errNoGPURead) {
+		err = nil
+	}
 	if err != nil || len(facts) == 0 {
 		return nil, err
 	}
@@ -312,20 +320,32 @@ func (s *settled) readFacts(ctx context.Context, read readGPUs, computed *config
 	return facts, errors.Join(problems...)
 }
 
-// chooseModel takes the model that was asked for or the best that fits.
+// chooseModel takes the model that was asked for or the best that fits. A context
+// that was asked for has to fit, too.
 func (s *settled) chooseModel(catalogue model.Catalogue, facts []model.GPUFact, computed *config.Layer) error {
-	var err error
-	if s.box.Model.Name == "" {
-		if s.choice, err = catalogue.Choose(facts); err != nil {
+	name, asked := s.box.Model.Name, s.box.Model.ContextTokens
+	if name == "" {
+		chosen, err := catalogue.Choose(facts)
+		if err != nil {
 			return fmt.Errorf("choosing a model: %w", err)
 		}
-		if err := computed.Set("model.name", s.choice.Model.Name, config.Computed(s.choice.Reason)); err != nil {
+		s.choice, name = chosen, chosen.Model.Name
+		if err := computed.Set("model.name", name, config.Computed(chosen.Reason)); err != nil {
 			return err
 		}
-	} else if s.choice, err = catalogue.Fit(s.box.Model.Name, facts); err != nil && !errors.Is(err, model.ErrUnknownModel) {
-		return fmt.Errorf("fitting %s: %w", s.box.Model.Name, err)
 	}
-	if s.box.Model.ContextTokens == 0 && s.choice.ContextTokens > 0 {
+	if s.box.Model.Name != "" || asked > s.choice.ContextTokens {
+		reason := s.choice.Reason
+		fitted, err := catalogue.Fit(name, asked, facts)
+		s.choice = fitted
+		if err != nil && !errors.Is(err, model.ErrUnknownModel) {
+			return fmt.Errorf("fitting %s: %w", name, err)
+		}
+		if reason != "" {
+			s.choice.Reason = reason
+		}
+	}
+	if asked == 0 && s.choice.ContextTokens > 0 {
 		return computed.Set("model.contextTokens", s.choice.ContextTokens, config.Computed("what fits beside the weights"))
 	}
 	return nil

@@ -24,9 +24,6 @@ var ErrLockLost = errors.New("the lock was lost to another run")
 // preflightStep is the path of the step before the components.
 const preflightStep = "preflight/cluster"
 
-// preflightTimeout bounds collecting what an existing cluster shows.
-const preflightTimeout = 30 * time.Second
-
 // Options is what an install works with.
 type Options struct {
 	Plan    *Plan
@@ -119,7 +116,7 @@ func (r *Run) guarded(ctx context.Context, o Options) error {
 
 func (r *Run) preflight(ctx context.Context, ignore []string) error {
 	began := r.begin(preflightStep, "Checking the cluster")
-	findings := preflight.JudgeCluster(preflight.CollectCluster(ctx, r.client, preflightTimeout))
+	findings := preflight.JudgeCluster(preflight.CollectCluster(ctx, r.client, preflight.ClusterTimeout))
 	var stopping []string
 	for _, f := range findings {
 		r.emit(event.Event{Type: event.FindingMade, Step: preflightStep, Message: f.Title, Finding: &f})

@@ -44,7 +44,7 @@ const (
 func Need(nodes []component.Node, box config.Box, choice model.Choice, k3sVersion string) preflight.Need {
 	need := preflight.Need{
 		PodCIDR: box.Network.ClusterCIDR, ServiceCIDR: box.Network.ServiceCIDR,
-		K3sVersion: cmp.Or(box.K3s.Version, k3sVersion), Hosts: downloadHosts(nodes, box), CUDA: choice.Fit.Image.CUDA,
+		K3sVersion: cmp.Or(box.K3s.Version, k3sVersion), Hosts: downloadHosts(nodes, box), CUDA: choice.Fit.Image.Requires,
 	}
 	images := int64(k3sBytes)
 	for _, n := range nodes {

@@ -33,6 +33,8 @@ type GPUFact struct {
 	VisibleBytes int64
 	// Shared says that others hold memory, and not how much.
 	Shared bool
+	// Driver is the version of the kernel driver, where it is known.
+	Driver string
 }
 
 // DataCenter says whether the GPU may run a newer CUDA than its driver's, with the
@@ -49,7 +51,7 @@ func FactsOfReport(r gpu.Report) []GPUFact {
 		if d.Error != "" || d.Lost {
 			continue
 		}
-		f := GPUFact{Name: d.Name, NVLink: gpu.NVLinkNone}
+		f := GPUFact{Name: d.Name, NVLink: gpu.NVLinkNone, Driver: r.Driver}
 		known, ok := gpu.ProductByName(d.Name)
 		if !ok {
 			known, ok = gpu.ProductByPCI(d.PCIDevice)
@@ -242,18 +244,21 @@ func (c Catalogue) Choose(gpus []GPUFact) (Choice, error) {
 }
 
 // Fit says how a named model of the catalogue fits these GPUs, on as few of them
-// as it can.
-func (c Catalogue) Fit(name string, gpus []GPUFact) (Choice, error) {
-	m, known := c.Find(name)
-	if !known {
+// as it can, with the context that was asked for: 0 takes what fits. A refusal comes
+// with a Choice that holds the Fit alone.
+func (c Catalogue) Fit(name string, contextTokens int, gpus []GPUFact) (Choice, error) {
+	if _, known := c.Find(name); !known {
 		return Choice{}, fmt.Errorf("%w: %s", ErrUnknownModel, name)
 	}
 	if _, err := usable(gpus); err != nil {
 		return Choice{}, err
 	}
-	f := m.Assess(gpus, Ask{})
+	f, err := c.Assess(name, gpus, Ask{ContextTokens: contextTokens})
+	if err != nil {
+		return Choice{}, err
+	}
 	if f.Verdict == No {
-		return Choice{}, f.asError()
+		return Choice{Fit: f}, f.asError()
 	}
 	return choiceOf(f, fmt.Sprintf("asked for; fits %d of %d GPU(s)", f.TensorParallel, len(gpus))), nil
 }

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -132,7 +133,7 @@ func (m Model) Assess(gpus []GPUFact, ask Ask) Fit {
 		return f
 	}
 	f.DiskBytes = int64(float64(form.Bytes)*downloadSlack) + overheadImage
-	f.Image = ImageFor(w, ask.Driver, ask.VLLM)
+	f.Image = ImageFor(w, cmp.Or(ask.Driver, w.Driver), ask.VLLM)
 	if reason, detail := m.admissible(form, w, ask); reason != ReasonNone {
 		f.Verdict, f.Reason, f.Detail = No, reason, detail
 		return f

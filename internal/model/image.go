@@ -11,8 +11,11 @@ type Image struct {
 	// Tag is the tag of docker.io/vllm/vllm-openai.
 	Tag string `json:"tag"`
 	// CUDA is the toolkit in it, Env what the container must be told.
-	CUDA string            `json:"cuda"`
-	Env  map[string]string `json:"env,omitempty"`
+	CUDA string `json:"cuda"`
+	// Requires is the CUDA version that the driver itself must serve for the container
+	// to be started; empty where the image brings what an older driver lacks.
+	Requires string            `json:"cuda_required"`
+	Env      map[string]string `json:"env,omitempty"`
 	// Problem is why no image runs, or what to check first.
 	Problem string `json:"problem,omitempty"`
 }
@@ -34,13 +37,13 @@ func ImageFor(g GPUFact, driver, vllm string) Image {
 	}
 	tag := "v" + vllm
 	if !versionAtLeast(vllm, "0.20") {
-		image := Image{Tag: tag, CUDA: "12.9"}
+		image := Image{Tag: tag, CUDA: "12.9", Requires: requires("12.9", g, driver)}
 		if driver != "" && !versionAtLeast(driver, driverCUDA12) {
 			image.Problem = fmt.Sprintf("driver %s is older than %s, the oldest for CUDA 12", driver, driverCUDA12)
 		}
 		return image
 	}
-	plain := Image{Tag: tag, CUDA: "13.0"}
+	plain := Image{Tag: tag, CUDA: "13.0", Requires: "13.0"}
 	v, err := version.NewVersion(driver)
 	if driver == "" || err != nil {
 		return plain
@@ -50,10 +53,28 @@ func ImageFor(g GPUFact, driver, vllm string) Image {
 	case versionAtLeast(driver, driverCUDA13):
 		return plain
 	case (branch == 535 || branch >= 570 && branch < 580) && g.DataCenter():
+		plain.Requires = ""
 		plain.Env = map[string]string{"VLLM_ENABLE_CUDA_COMPATIBILITY": "1"}
 		return plain
 	case versionAtLeast(driver, driverCUDA12):
-		return Image{Tag: tag + "-cu129", CUDA: "12.9", Problem: "check that the registry has this tag: not every release has one for CUDA 12.9"}
+		return Image{Tag: tag + "-cu129", CUDA: "12.9", Requires: requires("12.9", g, driver), Problem: "check that the registry has this tag: not every release has one for CUDA 12.9"}
 	}
 	return Image{Problem: fmt.Sprintf("driver %s is older than %s: no image runs on it", driver, driverCUDA12)}
+}
+
+// requires is what the image's NVIDIA_REQUIRE_CUDA asks for. For data centre and
+// professional GPUs it also names the driver branches under which a CUDA 12 program
+// runs by minor version compatibility (gitlab.com/nvidia/container-images/cuda,
+// dist/12.9.1: brand=…,driver>=535,driver<536 and so on); GeForce has to serve the
+// version itself.
+func requires(cuda string, g GPUFact, driver string) string {
+	v, err := version.NewVersion(driver)
+	if driver == "" || err != nil || !g.DataCenter() {
+		return cuda
+	}
+	switch v.Segments()[0] {
+	case 535, 550, 560, 565, 570:
+		return "12.0"
+	}
+	return cuda
 }

@@ -136,19 +136,19 @@ func TestChooseLeavesNeighboursTheirMemory(t *testing.T) {
 
 func TestFit(t *testing.T) {
 	c := catalogue(t)
-	got, err := c.Fit("Qwen/Qwen3-32B", FactsOf(product(t, "a10"), 4))
+	got, err := c.Fit("Qwen/Qwen3-32B", 0, FactsOf(product(t, "a10"), 4))
 	if err != nil || got.GPUs != 4 {
 		t.Errorf("32B on four A10: %d GPUs, %v", got.GPUs, err)
 	}
 	var memory *MemoryError
-	if _, err := c.Fit("Qwen/Qwen3-32B", FactsOf(product(t, "a10"), 1)); !errors.As(err, &memory) || memory.NeedMiB <= memory.HaveMiB {
+	if _, err := c.Fit("Qwen/Qwen3-32B", 0, FactsOf(product(t, "a10"), 1)); !errors.As(err, &memory) || memory.NeedMiB <= memory.HaveMiB {
 		t.Errorf("32B on one A10: %v", err)
 	}
-	if _, err := c.Fit("nobody/nothing", FactsOf(product(t, "a10"), 1)); !errors.Is(err, ErrUnknownModel) {
+	if _, err := c.Fit("nobody/nothing", 0, FactsOf(product(t, "a10"), 1)); !errors.Is(err, ErrUnknownModel) {
 		t.Errorf("unknown: %v", err)
 	}
 	var capability *CapabilityError
-	if _, err := c.Fit("deepseek-ai/DeepSeek-V3.2", FactsOf(product(t, "a100-80"), 8)); !errors.As(err, &capability) {
+	if _, err := c.Fit("deepseek-ai/DeepSeek-V3.2", 0, FactsOf(product(t, "a100-80"), 8)); !errors.As(err, &capability) {
 		t.Errorf("too old for its kernels: %v", err)
 	}
 }

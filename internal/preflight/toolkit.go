@@ -409,9 +409,10 @@ func judgeDocker(f Facts) []finding.Finding {
 	switch {
 	case daemon.State == snapshot.Unreadable:
 		return unknownText(daemon)
-	case state == snapshot.Absent && daemon.State == snapshot.Absent && f.Command(snapshot.CommandUnits).State != snapshot.Present:
-		return unknown("whether Docker is installed", "systemd was not asked")
-	case state == snapshot.Absent && daemon.State == snapshot.Absent:
+	case state != snapshot.Present && daemon.State == snapshot.Absent && f.firstExisting("/usr/bin/dockerd", "/usr/bin/docker") == "":
+		if !f.looked("/usr/bin") {
+			return unknown("/usr/bin", f.Manifest.Unreadable["host/usr/bin"])
+		}
 		return well("no Docker")
 	}
 	var config map[string]any
