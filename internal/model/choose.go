@@ -246,6 +246,10 @@ func (c Catalogue) Choose(gpus []GPUFact) (Choice, error) {
 // Fit says how a named model of the catalogue fits these GPUs, on as few of them
 // as it can, with the context that was asked for: 0 takes what fits. A refusal comes
 // with a Choice that holds the Fit alone.
+//
+// What was chosen once comes back by its name and context on the next run and has to
+// give the very same settings: so the row of the defaults is taken where it is the same
+// model, and the asked context only counts where it is longer than what fits by itself.
 func (c Catalogue) Fit(name string, contextTokens int, gpus []GPUFact) (Choice, error) {
 	if _, known := c.Find(name); !known {
 		return Choice{}, fmt.Errorf("%w: %s", ErrUnknownModel, name)
@@ -253,7 +257,13 @@ func (c Catalogue) Fit(name string, contextTokens int, gpus []GPUFact) (Choice, 
 	if _, err := usable(gpus); err != nil {
 		return Choice{}, err
 	}
-	f, err := c.Assess(name, gpus, Ask{ContextTokens: contextTokens})
+	if chosen, err := c.Choose(gpus); err == nil && chosen.Model.Name == name && contextTokens <= chosen.ContextTokens {
+		return chosen, nil
+	}
+	f, err := c.Assess(name, gpus, Ask{})
+	if err == nil && contextTokens > f.ContextTokens {
+		f, err = c.Assess(name, gpus, Ask{ContextTokens: contextTokens})
+	}
 	if err != nil {
 		return Choice{}, err
 	}

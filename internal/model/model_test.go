@@ -238,3 +238,37 @@ func TestDefaultsAreReached(t *testing.T) {
 		}
 	}
 }
+
+// A second run knows the name and the context of the first, and has to come to the
+// same arguments: otherwise the model server would be restarted for nothing.
+func TestChoiceComesBack(t *testing.T) {
+	c := catalogue(t)
+	for _, p := range gpu.Products() {
+		for _, count := range []int{1, 2, 4, 8} {
+			gpus := FactsOf(p, count)
+			first, err := c.Choose(gpus)
+			if err != nil {
+				continue
+			}
+			again, err := c.Fit(first.Model.Name, first.ContextTokens, gpus)
+			if err != nil {
+				t.Errorf("%dx%s: %s comes back as %v", count, p.Key, first.Model.Name, err)
+				continue
+			}
+			if a, b := first.Arguments().Args(), again.Arguments().Args(); !slices.Equal(a, b) {
+				t.Errorf("%dx%s: first %q, then %q", count, p.Key, a, b)
+			}
+		}
+	}
+	for _, m := range c.Models {
+		gpus := FactsOf(product(t, "h100"), 8)
+		first, err := c.Fit(m.Name, 0, gpus)
+		if err != nil {
+			continue
+		}
+		again, err := c.Fit(m.Name, first.ContextTokens, gpus)
+		if err != nil || !slices.Equal(first.Arguments().Args(), again.Arguments().Args()) {
+			t.Errorf("%s: first %q, then %q, %v", m.Name, first.Arguments().Args(), again.Arguments().Args(), err)
+		}
+	}
+}
