@@ -49,6 +49,11 @@ type Architecture struct {
 	// Pooling models answer with vectors or scores and sample nothing.
 	Pooling    bool `yaml:"pooling,omitempty"`
 	Multimodal bool `yaml:"multimodal,omitempty"`
+	// VisionPatches are those of the largest picture, VisionHidden and
+	// VisionIntermediate the widths of the vision encoder.
+	VisionPatches      int `yaml:"vision_patches,omitempty"`
+	VisionHidden       int `yaml:"vision_hidden,omitempty"`
+	VisionIntermediate int `yaml:"vision_intermediate,omitempty"`
 }
 
 // check says what is missing for the arithmetic.
@@ -86,7 +91,7 @@ func (a Architecture) KVBytesPerToken(bytesPerElement int) int64 {
 	if a.Encoder {
 		return 0
 	}
-	return int64(a.FullLayers) * a.fullTokenBytes(1, bytesPerElement, false)
+	return int64(a.FullLayers) * a.fullTokenBytes(1, float64(bytesPerElement), false)
 }
 
 // headsPerRank is how many KV heads one of tp ranks holds: they are copied, not
@@ -98,9 +103,9 @@ func headsPerRank(heads, tp int) int { return max(1, heads/max(1, tp)) }
 // attention is one head that every rank copies; DeepSeek's own 8-bit layout takes
 // 656 bytes (512 of 8 bits, four scales, 64 of 16 bits), and a sparse indexer
 // 8 bits an element and a scale of four bytes per 128.
-func (a Architecture) fullTokenBytes(tp, bytesPerElement int, dsLayout bool) int64 {
+func (a Architecture) fullTokenBytes(tp int, bytesPerElement float64, dsLayout bool) int64 {
 	if a.KVLoraRank > 0 {
-		n := int64(a.KVLoraRank+a.RopeDim) * int64(bytesPerElement)
+		n := int64(float64(a.KVLoraRank+a.RopeDim) * bytesPerElement)
 		if dsLayout {
 			n = int64(a.KVLoraRank) + 16 + int64(a.RopeDim)*2
 		}
@@ -116,11 +121,11 @@ func (a Architecture) fullTokenBytes(tp, bytesPerElement int, dsLayout bool) int
 	if a.GlobalHeadDim > 0 {
 		dim = a.GlobalHeadDim
 	}
-	return 2 * int64(headsPerRank(heads, tp)) * int64(dim) * int64(bytesPerElement)
+	return int64(2 * float64(headsPerRank(heads, tp)) * float64(dim) * bytesPerElement)
 }
 
-func (a Architecture) slidingTokenBytes(tp, bytesPerElement int) int64 {
-	return 2 * int64(headsPerRank(a.KVHeads, tp)) * int64(a.HeadDim) * int64(bytesPerElement)
+func (a Architecture) slidingTokenBytes(tp int, bytesPerElement float64) int64 {
+	return int64(2 * float64(headsPerRank(a.KVHeads, tp)) * float64(a.HeadDim) * bytesPerElement)
 }
 
 // statePage is one sequence's state in one layer of one rank.

@@ -98,6 +98,43 @@ func (m Model) form(name string) (Form, bool) {
 	return Form{}, false
 }
 
+// precisions are the words that name a stored form, and the methods that store alike.
+func precisions(word string) string {
+	switch strings.ToLower(strings.TrimPrefix(word, "compressed-tensors-")) {
+	case "awq", "awq_marlin", "gptq", "gptq_marlin", "gptq-int4", "int4", "w4a16", "auto-round", "autoround":
+		return "awq"
+	case "fp8", "w8a8", "int8", "fp8-dynamic", "w8a16", "fbgemm_fp8":
+		return "fp8"
+	case "nvfp4", "modelopt_fp4":
+		return "nvfp4"
+	case "mxfp4":
+		return "mxfp4"
+	case "bnb", "bitsandbytes":
+		return "bitsandbytes"
+	case "bf16", "fp16", "bfloat16", "float16", "half":
+		return "bf16"
+	}
+	return ""
+}
+
+// estimated is a form that somebody has made of the model and the catalogue doesn't
+// list: another's of the same bits, or its size from the parameters. What has no known
+// bits is not estimated.
+func (m Model) estimated(name string) (Form, bool) {
+	want := precisions(name)
+	if want == "" {
+		return Form{}, false
+	}
+	own, _ := m.form("")
+	for _, f := range append([]Form{own}, m.Variants...) {
+		if precisions(f.Precision) == want {
+			return f, true
+		}
+	}
+	a := m.Architecture
+	return Form{Name: name, Repository: m.Name, Precision: want, Bytes: int64(a.storedBytes(m.ParametersBillion*1e9, false, want)), From: FromParameters, MinCompute: m.MinCompute}, true
+}
+
 // Default is one row of the list a box without a named model is matched against.
 type Default struct {
 	Name    string `yaml:"name"`

@@ -3,6 +3,7 @@ package model
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/llmbox-dev/llmbox/internal/gpu"
@@ -41,6 +42,17 @@ type GPUFact struct {
 // libraries in the image: GeForce can't.
 func (g GPUFact) DataCenter() bool {
 	return !strings.Contains(g.Name, "GeForce") && !strings.Contains(g.Name, "TITAN")
+}
+
+// unified says whether the GPU has no memory of its own: programs and the page cache of
+// the machine take from it.
+func (g GPUFact) unified() bool {
+	for _, name := range []string{"GB10", "Spark", "Jetson", "Thor", "Orin"} {
+		if strings.Contains(g.Name, name) {
+			return true
+		}
+	}
+	return false
 }
 
 // FactsOfReport gives what a report says of each GPU that can be read. A GPU in
@@ -103,6 +115,27 @@ func FactsOf(p gpu.Product, count int) []GPUFact {
 		facts = append(facts, GPUFact{Name: p.Name, MemoryTotalMiB: p.MemoryMiB, ComputeMajor: p.ComputeMajor, ComputeMinor: p.ComputeMinor, NVLink: p.NVLink})
 	}
 	return facts
+}
+
+// completed adds what a product's name says of it where that is missing.
+func completed(gpus []GPUFact) []GPUFact {
+	full := slices.Clone(gpus)
+	for i, g := range full {
+		known, ok := gpu.ProductByName(g.Name)
+		if !ok {
+			continue
+		}
+		if g.MemoryTotalMiB == 0 && g.VisibleBytes == 0 {
+			full[i].MemoryTotalMiB = known.MemoryMiB
+		}
+		if g.ComputeMajor == 0 {
+			full[i].ComputeMajor, full[i].ComputeMinor = known.ComputeMajor, known.ComputeMinor
+		}
+		if g.NVLink == "" {
+			full[i].NVLink = known.NVLink
+		}
+	}
+	return full
 }
 
 // ErrNoGPU says that there is nothing to serve on.

@@ -238,6 +238,9 @@ func architectureOf(outer, c hubConfig, b *bounds) (Architecture, bool) {
 	for _, name := range outer.Architectures {
 		a.Pooling = a.Pooling || strings.HasSuffix(name, "ForSequenceClassification") || strings.HasSuffix(name, "EmbeddingModel")
 	}
+	if a.Multimodal {
+		visionOf(&a, outer, b)
+	}
 	tied := false
 	for _, t := range []*bool{outer.Tied, c.Tied} {
 		tied = tied || t != nil && *t
@@ -255,6 +258,32 @@ func architectureOf(outer, c hubConfig, b *bounds) (Architecture, bool) {
 	}
 	stateOf(&a, c, b)
 	return a, tied
+}
+
+// picturePatches is the largest picture that Qwen's processors make: 16,384 tokens of
+// two by two patches ("Encoder cache will be initialized with a budget of 16384 tokens").
+const picturePatches = 16384 * 4
+
+// visionOf reads the encoder's shape where the size of its largest picture is known.
+func visionOf(a *Architecture, outer hubConfig, b *bounds) {
+	var v struct {
+		Hidden       *int64 `json:"hidden_size"`
+		Embedding    *int64 `json:"embed_dim"`
+		Intermediate *int64 `json:"intermediate_size"`
+		Merge        *int64 `json:"spatial_merge_size"`
+	}
+	if !strings.HasPrefix(outer.ModelType, "qwen") || len(outer.VisionConfig) == 0 {
+		return
+	}
+	if err := json.Unmarshal(outer.VisionConfig, &v); err != nil {
+		b.problems = append(b.problems, fmt.Errorf("vision_config: %w", err))
+		return
+	}
+	hidden := b.pick("vision hidden_size", mostWidth, v.Hidden, v.Embedding)
+	inner := b.pick("vision intermediate_size", mostWidth, v.Intermediate)
+	if hidden > 0 && inner > 0 && b.pick("spatial_merge_size", 64, v.Merge) == 2 {
+		a.VisionPatches, a.VisionHidden, a.VisionIntermediate = picturePatches, hidden, inner
+	}
 }
 
 // layersOf counts the kinds of layers.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/llmbox-dev/llmbox/internal/gpu"
 )
@@ -108,6 +109,9 @@ const (
 	promised = 0.9
 	// roomy is the share of the cache above which one sequence makes a fit tight.
 	roomy = 0.85
+	// unusualShare above the release's own default a share leaves too little beside it for
+	// some: gpt-oss-20b does not start with 0.95 on an H100, Llama 3.1 8B does.
+	unusualShare = 0.02
 	// tightCache is the cache at or below which a fit that was chosen is tight.
 	tightCache = 2 * gib
 	// overheadImage is what vLLM's image takes unpacked, in bytes.
@@ -123,13 +127,25 @@ func (m Model) Assess(gpus []GPUFact, ask Ask) Fit {
 		f.Verdict, f.Reason, f.Detail = No, ReasonCapability, ErrNoGPU.Error()
 		return f
 	}
+	gpus = completed(gpus)
 	w := weakest(gpus)
+	if w.MemoryTotalMiB <= 0 && w.VisibleBytes <= 0 {
+		f.Verdict, f.Reason, f.Detail = No, ReasonCapability, fmt.Sprintf("the memory of %s isn't known", cmp.Or(w.Name, "the GPU"))
+		return f
+	}
 	if ask.VLLM == "" && !ask.AsGiven {
 		ask.VLLM = ServedVLLM
 	}
 	form, ok := m.form(ask.Variant)
+	if !ok && ask.AsGiven {
+		form, ok = m.estimated(ask.Variant)
+	}
 	if !ok {
 		f.Verdict, f.Reason, f.Detail = No, ReasonWeights, fmt.Sprintf("%s has no form %q", m.Name, ask.Variant)
+		return f
+	}
+	if form.Bytes <= 0 {
+		f.Verdict, f.Reason, f.Detail = No, ReasonWeights, "the size of the weights isn't known"
 		return f
 	}
 	f.DiskBytes = int64(float64(form.Bytes)*downloadSlack) + overheadImage
@@ -174,7 +190,7 @@ func (m Model) admissible(form Form, w GPUFact, ask Ask) (Reason, string) {
 	if err == nil && have.major > 0 && have.less(need) {
 		return ReasonCapability, fmt.Sprintf("%s has compute capability %s, %s weights need %s", w.Name, have, form.Precision, least)
 	}
-	if ask.VLLM != "" && m.MinVLLM != "" && !versionAtLeast(ask.VLLM, m.MinVLLM) {
+	if ask.VLLM != "" && !unreleased(ask.VLLM) && m.MinVLLM != "" && !versionAtLeast(ask.VLLM, m.MinVLLM) {
 		return ReasonVersion, fmt.Sprintf("needs vLLM %s or newer, this is %s", m.MinVLLM, ask.VLLM)
 	}
 	return ReasonNone, ""
@@ -208,21 +224,40 @@ func (m Model) withTP(f Fit, form Form, w GPUFact, ask Ask, tp int) Fit {
 	return best
 }
 
-// once judges one set of settings.
+// once judges one set of settings. Where the release isn't known, a fit that an older
+// one would refuse is tight.
 func (m Model) once(f Fit, form Form, w GPUFact, ask Ask, tp int) Fit {
-	a := m.Architecture
 	f.TensorParallel = tp
 	r, err := releaseOf(ask.VLLM)
 	if err != nil {
 		f.Verdict, f.Reason, f.Detail = No, ReasonVersion, err.Error()
 		return f
 	}
+	got := m.with(r, f, form, w, ask, tp)
+	if r.known {
+		return got
+	}
+	older := m.with(r.pessimistic(), f, form, w, ask, tp)
+	switch {
+	case got.Verdict == No && older.Verdict == No:
+		// What an older one stops at comes first in every start.
+		got.Reason, got.Detail = older.Reason, older.Detail
+	case got.Verdict == Fits && older.Verdict != Fits:
+		got.Verdict, got.Reason, got.Detail = Tight, older.Reason, "with an old release of vLLM: "+older.Detail
+	}
+	return got
+}
+
+// with judges one set of settings for one release.
+func (m Model) with(r release, f Fit, form Form, w GPUFact, ask Ask, tp int) Fit {
+	a := m.Architecture
 	s := settings{
 		tp: tp, dp: max(1, ask.DataParallel), expertParallel: ask.ExpertParallel, release: r, eager: ask.Eager,
 		prefixCaching: !ask.NoPrefixCaching, draftTokens: ask.DraftTokens, weightsPerRankBytes: ask.WeightsPerRankBytes, cacheBytes: ask.CacheBytes,
 		context: ask.ContextTokens, sequences: ask.MaxNumSeqs, batched: ask.MaxBatchedTokens, utilization: ask.Utilization,
 	}
 	s.kvBytes, s.dsLayout = kvElement(ask.KVCacheDType, form)
+	s.repacked = form.Precision == "mxfp4"
 	asked := s.context > 0
 	if !asked {
 		s.context = m.ContextTokens
@@ -289,6 +324,12 @@ func (m Model) once(f Fit, form Form, w GPUFact, ask Ask, tp int) Fit {
 	if tp > 1 && w.NVLink != gpu.NVLinkSwitch {
 		f.Warnings = append(f.Warnings, fmt.Sprintf("%d GPUs share the model over PCIe or a bridge: each token waits for that link", tp))
 	}
+	if w.unified() {
+		f.Warnings = append(f.Warnings, "the machine's programs and page cache take from the GPU's memory")
+	}
+	if asked && s.context > m.ContextTokens && m.ContextTokens > 0 {
+		f.Warnings = append(f.Warnings, fmt.Sprintf("%d tokens are more than the %d that the model was made for: vLLM refuses that unless told otherwise", s.context, m.ContextTokens))
+	}
 	if w.MemoryUsedMiB > busyMiB {
 		f.Warnings = append(f.Warnings, fmt.Sprintf("%d MiB of the GPU's memory are already in use by others", w.MemoryUsedMiB))
 	}
@@ -313,6 +354,8 @@ func (m Model) judge(f *Fit, w GPUFact, s settings, l cacheLayout, blocks int, e
 		switch {
 		case b.Granted > b.Total-b.Busy:
 			refuse(ReasonBusy, "%s free of %s, vLLM is told to take %s: others hold %s", size(b.Total-b.Busy), size(b.Total), size(b.Granted), size(b.Busy))
+		case !s.release.countsNeighbours && b.Granted > b.Total-ownBytes(float64(b.Total)):
+			refuse(ReasonBusy, "%s free of %s once CUDA has started, vLLM is told to take %s: a smaller share", size(b.Total-ownBytes(float64(b.Total))), size(b.Total), size(b.Granted))
 		case fixed > b.Granted && w.MemoryUsedMiB > busyMiB && fixed <= int64(float64(b.Total)*s.release.utilization):
 			refuse(ReasonBusy, "weights take %s, others leave %s of %s", size(fixed), size(b.Granted), size(b.Total))
 		case fixed > b.Granted:
@@ -359,26 +402,31 @@ func (m Model) judge(f *Fit, w GPUFact, s settings, l cacheLayout, blocks int, e
 	}
 	switch short := b.OutsideNeed - b.Outside; {
 	case s.eager:
-	case short > lateBytes/2:
+	case short > lateBytes:
 		refuse(ReasonGraphs, "graphs and sampler take about %s beside vLLM's share, %s are left: a smaller share of memory", size(b.OutsideNeed), size(max(0, b.Outside)))
 		return
-	case short > 0:
-		tighten(ReasonGraphs, "only %s are left beside vLLM's share for graphs and sampler", size(b.Outside))
+	case short > 0 || s.utilization > s.release.utilization+unusualShare:
+		tighten(ReasonGraphs, "only %s are left beside vLLM's share for graphs, sampler and what is loaded late", size(b.Outside))
 	}
-	if w.Shared {
-		tighten(ReasonBusy, "others use this GPU, and how much of it isn't known")
+	if w.Shared || exact && w.unified() {
+		tighten(ReasonBusy, "others use this GPU's memory, and how much of it isn't known")
 	}
 }
 
 // kvElement is the bytes of one element of the cache, and whether DeepSeek's own
 // layout is meant. "auto" takes what the checkpoint says.
-func kvElement(dtype string, form Form) (int, bool) {
+func kvElement(dtype string, form Form) (float64, bool) {
 	switch {
+	case dtype == "nvfp4":
+		// Four bits, and eight for each sixteen of them.
+		return 0.5625, false
+	case strings.HasPrefix(dtype, "int4"):
+		return 0.5, false
 	case dtype == "fp8_ds_mla":
 		return 1, true
-	case len(dtype) >= 3 && dtype[:3] == "fp8", dtype == "int8":
+	case strings.HasPrefix(dtype, "fp8"), strings.HasPrefix(dtype, "int8"):
 		return 1, false
-	case dtype == "" || dtype == "auto" || len(dtype) > 4 && dtype[:4] == "auto":
+	case dtype == "" || strings.HasPrefix(dtype, "auto"):
 		if form.KVCache == "fp8" {
 			return 1, false
 		}

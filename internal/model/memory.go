@@ -3,6 +3,8 @@ package model
 import (
 	"math"
 	"strings"
+
+	"github.com/llmbox-dev/llmbox/internal/gpu"
 )
 
 const (
@@ -20,21 +22,27 @@ const (
 	// 140.40 on an H200, 178.35 of 179.06 on a B200, 267.69 of 268.59 on a B300.
 	driverReserved = 0.45 * gib
 	driverShare    = 0.002
-	// contextBytes is what kernels and the CUDA context take in one process beyond
-	// the first snapshot.
-	contextBytes = 256 * mib
-	// linkBytes is NCCL's and custom all-reduce's part per rank, where there are
-	// several (0.63 to 1.38 GiB of non-torch memory in the logs, the context included).
-	linkBytes = 665 * mib
-	// sortedLogitBytes is the sampler's peak per sequence and word of the vocabulary
-	// while sorting: 16-bit and 32-bit logits, sorted values, 64-bit indices,
-	// probabilities and sums. 1024 sequences of a 201,088-word vocabulary took 7.4 GiB
-	// (vllm#23278), of 151,936 words 5.58 GiB.
-	sortedLogitBytes = 39
-	// logitBytes is the same with kernels that sort nothing: 16-bit and 32-bit logits
-	// and probabilities. 1024 x 128,256 took 1.2 GiB, 1024 x 248,320 2.3 GiB.
-	logitBytes = 10
-	// encoderBytes is a vision or audio encoder's run while profiling.
+	// contextBytes is what kernels take in one process beyond the first snapshot;
+	// release.contextBytes says when.
+	contextBytes      = 256 * mib
+	earlyContextBytes = 100 * mib
+	// linkBytes is NCCL's and custom all-reduce's part per rank as long as the ranks were
+	// connected after the first snapshot (0.63 to 1.38 GiB of non-torch memory in the
+	// logs, the context included). Since then switchBytes is left of it on NVLink (0.60
+	// on four H100s), portBytes on PCIe and bridges (0.09 on four), and fusedLinkBytes
+	// with the work space of the fused kernel (2.07 to 2.17 on two and four H100s).
+	linkBytes      = 665 * mib
+	switchBytes    = 358 * mib
+	portBytes      = 50 * mib
+	fusedLinkBytes = 1864 * mib
+	// deviceBytes and deviceShare: the CUDA context itself, taken before the first
+	// snapshot and so beside the share. 0.19 GiB of 22.0, 0.38 of 47.4, 0.51 of 79.2,
+	// 0.60 of 139.8. ringBytes is what NCCL takes there (1.0 on four H100s).
+	deviceBytes = 0.1 * gib
+	deviceShare = 0.004
+	ringBytes   = 614 * mib
+	// encoderBytes is a vision or audio encoder's run while profiling, where its shape
+	// isn't known.
 	encoderBytes = 409 * mib
 	// graphBase and graphPerLayer: what capturing all sizes takes. 0.23 to 0.67 GiB
 	// with 28 to 36 layers, 0.71 with 64, 1.22 with 80 on two ranks, 4.1 with experts
@@ -55,20 +63,31 @@ func visibleBytes(smiMiB int64) float64 {
 	return max(0, total-driverReserved-driverShare*total)
 }
 
+// totalBytes is a GPU's memory as CUDA reports it, where that isn't known from
+// nvidia-smi's figure.
+func (g GPUFact) totalBytes() float64 {
+	if g.VisibleBytes > 0 {
+		return float64(g.VisibleBytes)
+	}
+	return visibleBytes(g.MemoryTotalMiB)
+}
+
 // settings are what a start of vLLM runs with, defaults filled in.
 type settings struct {
-	tp, dp              int
-	expertParallel      bool
-	kvBytes             int
-	dsLayout            bool
-	context             int
-	sequences, batched  int
-	utilization         float64
-	eager               bool
-	prefixCaching       bool
-	draftTokens         int
-	largestGraph        int
-	release             release
+	tp, dp             int
+	expertParallel     bool
+	kvBytes            float64
+	dsLayout           bool
+	context            int
+	sequences, batched int
+	utilization        float64
+	eager              bool
+	prefixCaching      bool
+	draftTokens        int
+	largestGraph       int
+	release            release
+	// repacked weights (MXFP4) have kernels that keep no work space.
+	repacked            bool
 	weightsPerRankBytes int64
 	cacheBytes          int64
 }
@@ -83,7 +102,7 @@ func batchDefaults(g GPUFact, r release, context int) (sequences, batched int) {
 		}
 		return 256, max(2048, context)
 	}
-	if visibleBytes(g.MemoryTotalMiB) >= 70*gib && !strings.Contains(strings.ToLower(g.Name), "a100") {
+	if g.totalBytes() >= 70*gib && !strings.Contains(strings.ToLower(g.Name), "a100") {
 		return 1024, 8192
 	}
 	return 256, 2048
@@ -114,10 +133,7 @@ type Budget struct {
 
 // budget does the sum for one rank.
 func budget(a Architecture, weights float64, parameters float64, g GPUFact, s settings, l cacheLayout) Budget {
-	total := visibleBytes(g.MemoryTotalMiB)
-	if g.VisibleBytes > 0 {
-		total = float64(g.VisibleBytes)
-	}
+	total := g.totalBytes()
 	b := Budget{Total: int64(total), Busy: g.MemoryUsedMiB * mib}
 	b.Granted = int64(total * s.utilization)
 
@@ -131,16 +147,11 @@ func budget(a Architecture, weights float64, parameters float64, g GPUFact, s se
 	}
 	b.Weights = int64(perRank)
 
-	b.Context = contextBytes
+	b.Context = int64(s.release.contextBytes)
 	if s.tp*s.dp > 1 {
-		b.Context += linkBytes
+		b.Context += allReduceBytes(g, s)
 	}
-	sampler := samplerBytes(a, s)
-	b.Activation = int64(max(forwardBytes(a, s), sampler))
-	if a.Multimodal {
-		// The encoder is done before the model runs.
-		b.Activation = max(b.Activation, encoderBytes)
-	}
+	b.Activation = activationBytes(a, s)
 	if graphs := graphBytes(a, s); s.release.graphsInside {
 		// The estimate is inside; what it misses is not.
 		b.GraphsInside, b.GraphsOutside = int64(graphs), int64(graphs/2)
@@ -158,9 +169,16 @@ func budget(a Architecture, weights float64, parameters float64, g GPUFact, s se
 	if s.release.countsNeighbours {
 		b.Outside = b.Total - b.Granted
 	}
-	b.OutsideNeed = b.GraphsOutside + lateBytes + int64(logitBytes*float64(min(s.sequences, s.batched))*float64(a.Vocab)/2)
-	if a.Pooling {
-		b.OutsideNeed = b.GraphsOutside + lateBytes
+	b.OutsideNeed = b.GraphsOutside + lateBytes
+	if !s.release.countsNeighbours {
+		b.OutsideNeed += ownBytes(total)
+	}
+	if !a.Pooling {
+		// What the sampler's first run finds taken of the space that profiling left it.
+		b.OutsideNeed += int64(fusedLogits * float64(min(s.sequences, s.batched)) * float64(a.Vocab) / 2)
+	}
+	if s.release.linksFirst && s.tp*s.dp > 1 && g.NVLink != gpu.NVLinkNone {
+		b.OutsideNeed += ringBytes
 	}
 	if s.release.profilesGraphs && !s.eager {
 		// One block for each sequence that a graph serves
@@ -180,21 +198,76 @@ func forwardBytes(a Architecture, s settings) float64 {
 	if a.ExpertsPerToken == 0 {
 		return dense
 	}
-	spread := tokens * float64(a.ExpertsPerToken) * (3*float64(a.ExpertIntermediate)/tp + float64(a.Hidden)) * 2
-	return max(dense, spread+tokens*3*float64(a.Hidden)*2)
+	return max(dense, expertSpread(a, s)+tokens*3*float64(a.Hidden)*2)
+}
+
+// expertSpread is the part of forwardBytes that tokens take once they are spread over
+// their experts.
+func expertSpread(a Architecture, s settings) float64 {
+	if a.ExpertsPerToken == 0 {
+		return 0
+	}
+	return float64(s.batched) * float64(a.ExpertsPerToken) * (3*float64(a.ExpertIntermediate)/float64(s.tp) + float64(a.Hidden)) * 2
 }
 
 // samplerBytes is the peak of sampling for as many sequences as may run.
 func samplerBytes(a Architecture, s settings) float64 {
-	if a.Pooling || a.Encoder || s.release.legacyEngine {
+	if a.Pooling || a.Encoder {
 		return 0
 	}
-	per := float64(logitBytes)
-	if s.release.sortsLogits {
-		per = sortedLogitBytes
-	}
-	return per * float64(min(s.sequences, s.batched)) * float64(a.Vocab)
+	return s.release.logitBytes * float64(min(s.sequences, s.batched)) * float64(a.Vocab)
 }
+
+// activationBytes is the peak of the profiling run: an encoder's, then a batch's or the
+// sampler's, whichever is larger. While the sampler runs, the last layer's stream and
+// residual are still there, the work space of the experts, and what the encoder made.
+// 1.89 GiB for a vocabulary of 128,256, 2.21 for 151,936, 3.63 for 256,000, each with
+// 1024 sequences and 8192 tokens on 0.19; with experts 0.4 to 0.7 more.
+func activationBytes(a Architecture, s settings) int64 {
+	sampler := samplerBytes(a, s)
+	if sampler > 0 {
+		sampler += float64(s.batched) * float64(a.Hidden) * 4
+		if s.release.keepsExpertSpace && !s.repacked {
+			sampler += expertSpread(a, s)
+		}
+	}
+	peak := max(forwardBytes(a, s), sampler)
+	if a.Multimodal {
+		run, made := encoderRun(a, s)
+		peak = max(run, peak+made)
+	}
+	return int64(peak)
+}
+
+// encoderRun is what an encoder takes while it runs on the largest input it is made
+// for, and what it leaves: two widths of the feed-forward layer and six of the stream
+// for each patch. 65,536 patches of 1152 and 4304 took 1.8 to 2.1 GiB, and so did the
+// smaller encoder of a 4B model.
+func encoderRun(a Architecture, s settings) (run, made float64) {
+	if a.VisionPatches == 0 {
+		return encoderBytes, 0
+	}
+	patches := float64(a.VisionPatches)
+	return patches * (2*float64(a.VisionIntermediate)/float64(s.tp) + 6*float64(a.VisionHidden)) * 2, patches / 4 * float64(a.Hidden) * 2
+}
+
+// allReduceBytes is what the ranks take to add up what each has.
+func allReduceBytes(g GPUFact, s settings) int64 {
+	switch {
+	case g.NVLink == gpu.NVLinkNone && !s.release.legacyEngine && !s.release.countsNeighbours:
+		return portBytes
+	case s.release.linksFirst && g.NVLink != gpu.NVLinkSwitch:
+		return portBytes
+	case s.release.fusesAllReduce && s.tp > 1 && g.NVLink == gpu.NVLinkSwitch && (g.ComputeMajor == 9 || g.ComputeMajor == 10):
+		return fusedLinkBytes
+	case s.release.linksFirst:
+		return switchBytes
+	}
+	return linkBytes
+}
+
+// ownBytes is the CUDA context of one process.
+func ownBytes(total float64) int64 { return int64(deviceBytes + deviceShare*total) }
 
 // graphBytes is what capture takes with the sizes that will be captured: 1, 2, 4,
 // every eighth to 256, every sixteenth beyond.

@@ -2,6 +2,8 @@ package model
 
 import (
 	"fmt"
+	"regexp"
+	"strings"
 
 	version "github.com/hashicorp/go-version"
 )
@@ -18,9 +20,25 @@ type release struct {
 	// countsNeighbours: what other processes hold was taken out of the budget, until
 	// the profile was measured against a first snapshot (vllm/v1/worker/gpu_worker.py).
 	countsNeighbours bool
-	// sortsLogits: top-k and top-p sorted all logits, until a kernel that works in
-	// place came (0.17) and FlashInfer's became the default (vllm#40376).
-	sortsLogits bool
+	// logitBytes is the sampler's peak per sequence and word of the vocabulary. Top-k
+	// and top-p sorted all logits (38: 16-bit and 32-bit logits, sorted values, 64-bit
+	// indices, probabilities and sums) until a kernel that works in place came (0.17:
+	// 14, one word each of 16 and three of 32 bits) and FlashInfer's became the default
+	// (0.20, vllm#40376: 10).
+	logitBytes float64
+	// contextBytes is what kernels take in one process beyond the first snapshot: 0.02
+	// to 0.13 GiB, 0.25 since 0.18.
+	contextBytes float64
+	// keepsExpertSpace: the work space of the experts stays once it was used, so that
+	// the sampler's peak comes on top of it (vllm/v1/worker/workspace.py).
+	keepsExpertSpace bool
+	// fusesAllReduce: all-reduce and norm are one kernel of FlashInfer's on Hopper and
+	// data centre Blackwell, with a work space on each rank (vllm/config/vllm.py
+	// enable_allreduce_rms_fusion).
+	fusesAllReduce bool
+	// linksFirst: the ranks are connected before the first snapshot, so what NCCL takes
+	// lies beside the share (vllm/v1/worker/gpu_worker.py init_device).
+	linksFirst bool
 	// profilesGraphs: a trial capture runs before the cache is sized (vllm#30515).
 	profilesGraphs bool
 	// graphsInside: its estimate is taken from the budget, default since 0.21.0.
@@ -35,15 +53,23 @@ type release struct {
 	utilization float64
 }
 
-// releaseOf reads a version. An unknown one gets the ways that leave the least for
-// the cache, so that nothing is promised; a trial capture is not held against it.
+// The sampler's bytes; release.logitBytes says what they are.
+const (
+	sortedLogits  = 38
+	inPlaceLogits = 14
+	fusedLogits   = 10
+)
+
+// releaseOf reads a version. An unknown one gets the ways of those that most logs are
+// of; what older ones do differently is weighed by pessimistic.
 func releaseOf(text string) (release, error) {
-	if text == "" {
-		return release{countsNeighbours: true, sortsLogits: true, checksStates: true, tokensByRequest: true, utilization: 0.9}, nil
+	if text == "" || unreleased(text) {
+		return release{logitBytes: inPlaceLogits, contextBytes: contextBytes, keepsExpertSpace: true, linksFirst: true, checksStates: true, tokensByRequest: true, utilization: 0.9}, nil
 	}
-	v, err := version.NewVersion(text)
+	// "v0.19.0-cu129" and "0.19.2rc1.dev8+g4b7f5ea1a" go by their numbers.
+	v, err := version.NewVersion(versionNumbers.FindString(text))
 	if err != nil {
-		return release{}, fmt.Errorf("reading the vLLM version: %w", err)
+		return release{}, fmt.Errorf("reading the vLLM version %q: %w", text, err)
 	}
 	core := v.Core()
 	since := func(at string) bool { return core.GreaterThanOrEqual(version.Must(version.NewVersion(at))) }
@@ -51,22 +77,47 @@ func releaseOf(text string) (release, error) {
 		known:            true,
 		legacyEngine:     !since("0.8"),
 		countsNeighbours: !since("0.9.2"),
-		sortsLogits:      !since("0.17") && since("0.8"),
+		logitBytes:       sortedLogits,
+		contextBytes:     contextBytes,
+		keepsExpertSpace: since("0.13"),
+		fusesAllReduce:   since("0.13") && !since("0.24"),
+		linksFirst:       since("0.11"),
 		profilesGraphs:   since("0.18"),
 		graphsInside:     since("0.21"),
 		checksStates:     since("0.18"),
 		tokensByRequest:  since("0.20"),
 		utilization:      0.9,
 	}
-	if since("0.20") {
-		r.utilization = 0.92
+	switch {
+	case since("0.20"):
+		r.logitBytes, r.utilization = fusedLogits, 0.92
+	case since("0.17"):
+		r.logitBytes = inPlaceLogits
+	case r.legacyEngine:
+		r.logitBytes = 0
+	}
+	if !r.legacyEngine && !since("0.18") {
+		r.contextBytes = earlyContextBytes
 	}
 	return r, nil
 }
 
+var versionNumbers = regexp.MustCompile(`\d+(?:\.\d+)+`)
+
+// unreleased says whether a version names a build of a source tree and no release.
+func unreleased(text string) bool {
+	return text == "nightly" || text == "latest" || text == "main" || strings.HasPrefix(text, "0.1.dev")
+}
+
+// pessimistic is an unknown release that leaves as little for the cache as any did.
+func (r release) pessimistic() release {
+	r.countsNeighbours, r.logitBytes = true, sortedLogits
+	return r
+}
+
 // versionAtLeast compares two versions by their numbers; an unreadable one is not.
 func versionAtLeast(have, least string) bool {
-	a, errA := version.NewVersion(have)
+	a, errA := version.NewVersion(versionNumbers.FindString(have))
 	b, errB := version.NewVersion(least)
 	return errA == nil && errB == nil && a.Core().GreaterThanOrEqual(b.Core())
 }

@@ -17,12 +17,15 @@ type prediction struct {
 	// enough says that the log states what the cache depends on; tokens the same of
 	// its count, which for several kinds of layers depends on release and flags.
 	enough, tokens bool
+	// suffices says that the verdict depends on nothing the case leaves open, known that
+	// its weights are those of the build that was started.
+	suffices, known bool
 }
 
 // predict judges a case: once from GPU, model and settings alone, and, where the log
 // states the cache, once from there.
 func predict(catalogue Catalogue, c startup) prediction {
-	p := prediction{c: c}
+	p := prediction{c: c, suffices: !strangePattern.MatchString(c.Flags)}
 	m, variant, exact, known := c.find(catalogue)
 	if !known {
 		if m, known = c.shape(); !known {
@@ -59,7 +62,8 @@ func predict(catalogue Catalogue, c startup) prediction {
 		if form, ok := m.form(variant); ok && form.From == FromParameters {
 			exact = false // An estimate of the weights is no ground for a bound.
 		}
-		p.enough = c.KVGiB != nil && (exact || c.WeightsGiB > 0) && !device.Shared && (c.Util > 0 || c.VLLM != "" || ask.VLLM != "")
+		p.known = exact || c.WeightsGiB > 0
+		p.enough = c.KVGiB != nil && !unstatedPattern.MatchString(c.Note) && p.suffices && (exact || c.WeightsGiB > 0) && !device.Shared && (c.Util > 0 || c.VLLM != "" || ask.VLLM != "")
 	} else if sharedPattern.MatchString(c.Note) && c.Outcome == "fails" {
 		f := m.Assess([]GPUFact{{Name: "a GPU shared with others", MemoryTotalMiB: 24576, ComputeMajor: 8, Shared: true}}, ask)
 		p.fit = &f
@@ -96,7 +100,7 @@ func cacheOnly(p prediction) prediction {
 	}
 	f := m.Assess(slices.Repeat([]GPUFact{*device}, max(1, c.GPUs)), ask)
 	f.Verdict, f.Reason = "", ""
-	p.fit, p.enough = &f, !device.Shared && (c.Util > 0 || ask.VLLM != "")
+	p.fit, p.enough = &f, !device.Shared && !unstatedPattern.MatchString(c.Note) && (c.Util > 0 || ask.VLLM != "")
 	return p
 }
 
@@ -108,12 +112,23 @@ func within(got, want, slack float64) bool {
 // Public start-ups of vLLM against the forecast. The figures that the mechanism uses
 // come from elsewhere (docs/models.md); nothing here knows a case by its name.
 func TestStartUpLogs(t *testing.T) {
+	judgeStartups(t, "start-up-logs.yaml", 2)
+}
+
+// Start-ups that were gathered once the arithmetic had been settled on those above.
+func TestFurtherStartUpLogs(t *testing.T) {
+	judgeStartups(t, "further-start-up-logs.yaml", 2)
+}
+
+// judgeStartups forecasts the cases of a file, prints them as a table and holds them to
+// the bounds; at most mayRefuse of those that started may be called no.
+func judgeStartups(t *testing.T, file string, mayRefuse int) {
 	catalogue := catalogue(t)
 	var table strings.Builder
 	w := tabwriter.NewWriter(&table, 0, 4, 2, ' ', 0)
 	_, _ = fmt.Fprintln(w, "CASE\tMODEL\tLOG\tFORECAST\tREASON\tKV LOG\tKV\tERROR\tTOKENS LOG\tTOKENS\tERROR")
 	refused, fitting := 0, 0
-	for _, c := range startups(t) {
+	for _, c := range startups(t, file) {
 		p := predict(catalogue, c)
 		verdict, reason, kv, kvOff, tokens, tokensOff, kvLog := "-", Reason("-"), "-", "-", "-", "-", "-"
 		if c.KVGiB != nil {
@@ -149,7 +164,7 @@ func TestStartUpLogs(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("\n%s* not held to a bound: the log leaves open which build, which share of memory or what others held\n%d of %d fitting ones refused", table.String(), refused, fitting)
-	if refused > 2 {
+	if refused > mayRefuse {
 		t.Errorf("%d of %d start-ups that worked are refused", refused, fitting)
 	}
 }
@@ -181,10 +196,10 @@ func judgeStartup(t *testing.T, p prediction) {
 		if f.Verdict == "" {
 			continue
 		}
-		if f.Verdict == Fits && f == p.fit {
+		if f.Verdict == Fits && f == p.fit && p.suffices {
 			t.Errorf("called %s (%s), the log: %s", f.Verdict, f.Detail, c.FailReason)
 		}
-		if f.Verdict != Fits && !slices.Contains(want, f.Reason) {
+		if f.Verdict != Fits && (p.known || f == p.measured) && !slices.Contains(want, f.Reason) {
 			t.Errorf("reason %q (%s), the log: %s", f.Reason, f.Detail, c.FailReason)
 		}
 	}

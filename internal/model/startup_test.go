@@ -3,6 +3,7 @@ package model
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -56,9 +57,9 @@ type startup struct {
 	Check map[string]any `yaml:"check"`
 }
 
-func startups(t testing.TB) []startup {
+func startups(t testing.TB, file string) []startup {
 	t.Helper()
-	data, err := os.ReadFile("testdata/start-up-logs.yaml")
+	data, err := os.ReadFile(filepath.Join("testdata", file))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,6 +89,9 @@ var (
 	quantWords      = regexp.MustCompile(`(?i)awq|gptq|nvfp4|fp8|w4a16|int4`)
 	bitsandbytes    = regexp.MustCompile(`(?i)bitsandbytes|bnb`)
 	wordSize        = regexp.MustCompile(`\b(\d+(?:\.\d+)?B)\b`)
+	strangePattern  = regexp.MustCompile(`V2 model runner|LoRA`)
+	unstatedPattern = regexp.MustCompile(`(?i)share[^;]* not (?:stated|in the part read)|neither[^;]*share`)
+	portPattern     = regexp.MustCompile(`PCIe\)`)
 	instructPattern = regexp.MustCompile(`-instruct|-it$|-it-`)
 )
 
@@ -146,6 +150,9 @@ func (c startup) device() *GPUFact {
 		if f.MemoryTotalMiB >= 12000 {
 			f.MemoryTotalMiB = int64(number(m[1]) * 1024)
 		}
+	}
+	if portPattern.MatchString(text) {
+		f.NVLink = gpu.NVLinkNone
 	}
 	switch m, d := usedPattern.FindStringSubmatch(text), desktopPattern.FindStringSubmatch(text); {
 	case m != nil && m[2] == "MiB":
@@ -234,7 +241,8 @@ func (c startup) quantised(m Model, exact bool) (Model, string, bool, bool) {
 			Bytes: int64((m.ParametersBillion*1e9-float64(m.Architecture.Vocab*m.Architecture.Hidden))*0.5625) + int64(m.Architecture.Vocab*m.Architecture.Hidden)*2}}, m.Variants...)
 		return m, "bnb", false, true
 	}
-	for _, word := range quantWords.FindAllString(text, -1) {
+	words := quantWords.FindAllString(text, -1)
+	for _, word := range words {
 		if strings.EqualFold(m.Precision, word) {
 			return m, "", exact, true
 		}
@@ -244,6 +252,11 @@ func (c startup) quantised(m Model, exact bool) (Model, string, bool, bool) {
 					return m, name, exact, true
 				}
 			}
+		}
+	}
+	for _, word := range words {
+		if _, ok := m.estimated(word); ok {
+			return m, word, false, true
 		}
 	}
 	return m, "", exact, true
