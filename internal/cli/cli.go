@@ -125,6 +125,7 @@ the gateway. Run it again after whatever went wrong: it goes on where it was.`,
 		a.installCommand(), a.planCommand(), a.statusCommand(), a.uninstallCommand(),
 		a.imagesCommand(), a.rehearseCommand(), a.versionCommand(), a.eventsSchemaCommand(),
 		a.modelsCommand(a.machineGPUs), a.preflightCommand(),
+		a.keysCommand(), a.chatCommand(),
 		incluster.Command(),
 	)
 	return root

@@ -13,7 +13,7 @@ import (
 
 func (a *app) installCommand() *cobra.Command {
 	var flags boxFlags
-	var dryRun bool
+	var dryRun, fix bool
 	var ignore []string
 	cmd := &cobra.Command{
 		Use:   "install",
@@ -33,11 +33,12 @@ Ctrl-C lets the step at work finish and saves; a second one stops at once.`,
 			if dryRun {
 				return a.runPlan(cmd, &flags)
 			}
-			return a.runInstall(cmd, &flags, ignore)
+			return a.runInstall(cmd, &flags, ignore, fix)
 		},
 	}
 	flags.register(cmd)
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "show the plan and change nothing")
+	cmd.Flags().BoolVar(&fix, "fix", false, "mend of this machine what can be mended safely, as preflight --fix does")
 	cmd.Flags().StringSliceVar(&ignore, "ignore", nil, "ids of checks that may fail")
 	cmd.Flags().StringVar(&a.reportFile, "report", "", "write the timeline of the run to this HTML file")
 	return cmd
@@ -50,11 +51,11 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-func (a *app) runInstall(cmd *cobra.Command, flags *boxFlags, ignore []string) (err error) {
+func (a *app) runInstall(cmd *cobra.Command, flags *boxFlags, ignore []string, fix bool) (err error) {
 	ctx := cmd.Context()
 	s, err := a.settle(ctx, cmd, flags, true, a.newLogger())
 	if errors.Is(err, cluster.ErrNoKubeconfig) && a.kubeconfig == "" {
-		return a.machineFirst(cmd, flags, ignore, err)
+		return a.machineFirst(cmd, flags, ignore, fix, err)
 	}
 	if err != nil {
 		return err
@@ -82,11 +83,12 @@ func (a *app) runInstall(cmd *cobra.Command, flags *boxFlags, ignore []string) (
 
 // machineFirst is the end of an install where no cluster was named or found: whether
 // the machine itself would serve is the better answer than the missing file.
-func (a *app) machineFirst(cmd *cobra.Command, flags *boxFlags, ignore []string, noCluster error) error {
-	found, err := a.hostFindings(cmd.Context(), cmd, flags, preflightFlags{gpuTimeout: gpu.HangAfter})
+func (a *app) machineFirst(cmd *cobra.Command, flags *boxFlags, ignore []string, fix bool, noCluster error) error {
+	look, err := a.lookAtHost(cmd.Context(), cmd, flags, preflightFlags{gpuTimeout: gpu.HangAfter, fix: fix})
 	if err != nil {
 		return err
 	}
+	found := look.found
 	if a.output == "json" {
 		// The findings of a run are events; there is no run yet to have some.
 		return errors.Join(verdict(found, ignore, false), noCluster)

@@ -36,6 +36,7 @@ type preflightFlags struct {
 	ignore     []string
 	strict     bool
 	all        bool
+	fix        bool
 	gpuTimeout time.Duration
 }
 
@@ -50,10 +51,14 @@ system, disks, network and what others left behind, and says what stands in the
 way of an install: what was measured, what is required, and what to type. It
 changes nothing. Run it as root to see everything; what it can't see it says.
 
+With --fix it lists what it can mend safely, asks, does it and looks again. It
+never reboots and never touches the NVIDIA driver.
+
 With --kubeconfig it looks at an existing cluster instead of this machine.
 With --snapshot it judges somebody else's machine, from a file or directory.`,
 		Example: `  sudo llmbox preflight
   sudo llmbox preflight --model Qwen/Qwen3-32B
+  sudo llmbox preflight --fix
   llmbox preflight --offline --output json | jq '.findings[] | select(.severity == "fail")'
   sudo llmbox preflight --save box.tar.gz      keep what was read, to be judged elsewhere
   llmbox preflight --snapshot box.tar.gz
@@ -70,6 +75,7 @@ With --snapshot it judges somebody else's machine, from a file or directory.`,
 	f.StringSliceVar(&flags.ignore, "ignore", nil, "ids of checks that may fail; they still run and are shown")
 	f.BoolVar(&flags.strict, "strict-warnings", false, "end with 4 where there are warnings")
 	f.BoolVar(&flags.all, "all", false, "show each check that is well, too")
+	f.BoolVar(&flags.fix, "fix", false, "mend what can be mended safely: list it, ask, do it, look again")
 	f.DurationVar(&flags.gpuTimeout, "gpu-timeout", gpu.HangAfter, "how long the GPUs may take to answer before that counts as a hang")
 	return cmd
 }
@@ -81,16 +87,23 @@ func (a *app) runPreflight(cmd *cobra.Command, box *boxFlags, flags preflightFla
 	if flags.snapshot != "" && flags.save != "" {
 		return usageError{errors.New("--snapshot and --save exclude each other"), "a snapshot that is judged is there already"}
 	}
+	onCluster := a.kubeconfig != "" || a.kubecontext != ""
+	if flags.fix && (flags.snapshot != "" || onCluster) {
+		return usageError{errors.New("--fix mends this machine, not a snapshot or a cluster"), "leave one of the flags out"}
+	}
 	ctx := cmd.Context()
 	var found []finding.Finding
-	var err error
-	if a.kubeconfig != "" || a.kubecontext != "" {
-		found, err = a.clusterFindings(ctx)
+	if onCluster {
+		var err error
+		if found, err = a.clusterFindings(ctx); err != nil {
+			return err
+		}
 	} else {
-		found, err = a.hostFindings(ctx, cmd, box, flags)
-	}
-	if err != nil {
-		return err
+		look, err := a.lookAtHost(ctx, cmd, box, flags)
+		if err != nil {
+			return err
+		}
+		found = look.found
 	}
 	if err := a.printFindings(found, flags.all); err != nil {
 		return err
@@ -106,24 +119,50 @@ func (a *app) clusterFindings(ctx context.Context) ([]finding.Finding, error) {
 	return preflight.Arrange(preflight.JudgeCluster(preflight.CollectCluster(ctx, client, preflight.ClusterTimeout))), nil
 }
 
+// hostLook is one look at a machine.
+type hostLook struct {
+	facts preflight.Facts
+	found []finding.Finding
+}
+
+// lookAtHost judges the machine and, with --fix, mends it and looks again.
+func (a *app) lookAtHost(ctx context.Context, cmd *cobra.Command, box *boxFlags, flags preflightFlags) (hostLook, error) {
+	look, err := a.hostFindings(ctx, cmd, box, flags)
+	if err != nil || !flags.fix {
+		return look, err
+	}
+	changed, err := a.fix(ctx, look)
+	if err != nil && !errors.Is(err, errNotMended) {
+		return look, err
+	}
+	if changed {
+		again, lookErr := a.hostFindings(ctx, cmd, box, flags)
+		if lookErr != nil {
+			return look, errors.Join(err, lookErr)
+		}
+		look = again
+	}
+	return look, err
+}
+
 // hostFindings reads the machine, or a snapshot of one, and judges it for the box
 // that is asked for.
-func (a *app) hostFindings(ctx context.Context, cmd *cobra.Command, box *boxFlags, flags preflightFlags) ([]finding.Finding, error) {
+func (a *app) hostFindings(ctx context.Context, cmd *cobra.Command, box *boxFlags, flags preflightFlags) (hostLook, error) {
 	// What is wrong with the flags is told before the machine is asked anything.
 	before, err := a.decide(ctx, cmd, &boxFlags{
 		model: box.model, gpu: box.gpu, gpus: box.gpus, port: box.port, set: box.set, off: box.off, hfToken: box.hfToken,
 		readGPUs: func(context.Context) ([]model.GPUFact, error) { return nil, nil }, noAssumption: true,
 	}, false, a.newLogger())
 	if before == nil {
-		return nil, err
+		return hostLook{}, err
 	}
 	nodes, err := component.Order(before.table.Components, func(name string) component.Mode { return component.Mode(before.box.Mode(name)) })
 	if err != nil {
-		return nil, fmt.Errorf("ordering the components: %w", err)
+		return hostLook{}, fmt.Errorf("ordering the components: %w", err)
 	}
 	facts, err := a.machine(ctx, flags, installer.Need(nodes, before.box, model.Choice{}, before.table.K3s.Shipped))
 	if err != nil {
-		return nil, err
+		return hostLook{}, err
 	}
 	box.noAssumption = true
 	box.readGPUs = func(context.Context) ([]model.GPUFact, error) {
@@ -134,14 +173,14 @@ func (a *app) hostFindings(ctx context.Context, cmd *cobra.Command, box *boxFlag
 	}
 	decided, err := a.decide(ctx, cmd, box, false, a.newLogger())
 	if decided == nil {
-		return nil, err
+		return hostLook{}, err
 	}
 	need := installer.Need(nodes, decided.box, decided.choice, decided.table.K3s.Shipped)
 	need.Offline = flags.offline || flags.snapshot != ""
 	need.Installed = facts.Need.Installed
 	facts.Need = need
 	found := preflight.Judge(ctx, preflight.Checks(), facts)
-	return preflight.Arrange(append(found, preflight.ModelFit(decided.fit()))), nil
+	return hostLook{facts: facts, found: preflight.Arrange(append(found, preflight.ModelFit(decided.fit())))}, nil
 }
 
 // fit is how the model fits the GPUs, the zero value without GPUs.

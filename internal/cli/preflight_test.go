@@ -120,6 +120,8 @@ func TestPreflightRefuses(t *testing.T) {
 	}{
 		{"no such snapshot", []string{"--snapshot", outside}, 2, "nothing.tar.gz"},
 		{"both", []string{"--snapshot", outside, "--save", outside}, 2, "exclude each other"},
+		{"mend a snapshot", []string{"--snapshot", filepath.Join(cases, "ok-h100x8"), "--fix"}, 2, "mends this machine"},
+		{"mend a cluster", []string{"--kubeconfig", outside, "--fix"}, 2, "mends this machine"},
 		{"unknown check", []string{"--snapshot", snapshotOf(t, "ok-h100x8"), "--ignore", "no.such.check"}, 2, "no.such.check"},
 		{"unknown GPU", []string{"--snapshot", snapshotOf(t, "ok-h100x8"), "--gpu", "abacus"}, 2, "abacus"},
 		{"unreachable cluster", []string{"--kubeconfig", outside}, 2, "nothing.tar.gz"},

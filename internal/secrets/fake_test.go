@@ -33,6 +33,7 @@ type fakeAPI struct {
 	killed   func()   // called at that one
 	answered bool     // whether that one is carried out before the end
 	proxy    int      // status that the proxy answers in Vault's place; 0: none
+	syncs    bool     // an External Secrets is at work
 	hidden   []string // everything that must not be seen
 }
 
@@ -184,6 +185,20 @@ func (a *fakeAPI) serve(w http.ResponseWriter, r *http.Request) {
 		}
 		a.create(r.URL.Path, object)
 		reply(w, http.StatusOK, object)
+	case r.Method == http.MethodPatch:
+		old, _ := have["metadata"].(map[string]any)
+		notes, _ := meta["annotations"].(map[string]any)
+		kept, _ := old["annotations"].(map[string]any)
+		meta = maps.Clone(old)
+		meta["annotations"] = map[string]any{}
+		for _, from := range []map[string]any{kept, notes} {
+			maps.Copy(meta["annotations"].(map[string]any), from)
+		}
+		have = maps.Clone(have)
+		have["metadata"] = meta
+		a.create(r.URL.Path, have)
+		a.sync(r.URL.Path)
+		reply(w, http.StatusOK, have)
 	case r.Method == http.MethodDelete:
 		old, _ := have["metadata"].(map[string]any)
 		want, _ := object["preconditions"].(map[string]any)
@@ -200,6 +215,26 @@ func (a *fakeAPI) serve(w http.ResponseWriter, r *http.Request) {
 		a.t.Errorf("unexpected %s %s", r.Method, r.URL.Path)
 		status(w, http.StatusMethodNotAllowed, "MethodNotAllowed")
 	}
+}
+
+const externalSecretPath = "/apis/external-secrets.io/v1/namespaces/llm/externalsecrets/gateway-keys"
+
+// sync is what External Secrets does when the ExternalSecret at path changed: with
+// deletionPolicy Retain an empty entry leaves the Secret as it is.
+func (a *fakeAPI) sync(path string) {
+	entry := a.vault.kv["llmbox/data/gateway-keys"]
+	if !a.syncs || path != externalSecretPath || entry == nil || len(entry.data) == 0 {
+		return
+	}
+	data := map[string]any{}
+	for client, key := range entry.data {
+		data[client] = []byte(fmt.Sprint(key))
+	}
+	meta := map[string]any{"namespace": "llm", "name": "gateway-keys"}
+	if old := a.objects[objectPath("secrets", "llm", "gateway-keys")]; old != nil {
+		meta = maps.Clone(old["metadata"].(map[string]any))
+	}
+	a.create(objectPath("secrets", "llm", "gateway-keys"), map[string]any{"metadata": meta, "data": data})
 }
 
 // restart is what the StatefulSet does: a new pod, on a new volume if the old

@@ -238,7 +238,10 @@ func (e *externalSecretsOperator) sync(ctx context.Context, r *role, es *unstruc
 		reason, message = "SecretMissing", "secret will not be created due to CreationPolicy=Merge"
 	default:
 		var data map[string][]byte
-		if data, failure = e.fetch(ctx, r, es, store); failure == nil {
+		data, failure = e.fetch(ctx, r, es, store)
+		// What the provider has emptied stays in the Secret under deletionPolicy Retain.
+		kept := len(data) == 0 && str(es.Object, "spec", "target", "deletionPolicy") == "Retain"
+		if failure == nil && !kept {
 			failure = e.write(ctx, r, es, name, creation, live, data)
 		}
 	}
