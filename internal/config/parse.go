@@ -7,7 +7,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -128,7 +127,7 @@ func (r *reader) decode(data []byte) (string, error) {
 	return text, nil
 }
 
-var yamlLine = regexp.MustCompile(`^yaml: line (\d+): `)
+var yamlLine = pattern(`^yaml: line (\d+): `)
 
 // document parses text into its one document, a mapping.
 func (r *reader) document(text string) (*yaml.Node, error) {
@@ -168,7 +167,7 @@ func (r *reader) document(text string) (*yaml.Node, error) {
 func (r *reader) syntax(text string, err error) error {
 	message := err.Error()
 	at := 0
-	if m := yamlLine.FindStringSubmatch(message); m != nil {
+	if m := yamlLine().FindStringSubmatch(message); m != nil {
 		at, _ = strconv.Atoi(m[1]) //nolint:errcheck // digits by the pattern; too many leave 0
 		message = strings.TrimPrefix(message, m[0])
 	}

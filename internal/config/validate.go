@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"net/url"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -22,15 +21,15 @@ type Known struct {
 }
 
 var (
-	hubName      = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$`)
-	revision     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$`)
-	servedName   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}$`)
-	dnsName      = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-	registryHost = regexp.MustCompile(`^(\*|[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?)$`)
-	k3sRelease   = regexp.MustCompile(`^v?[0-9]+\.[0-9]+\.[0-9]+(-[a-z0-9.]+)?\+k3s[0-9]+$`)
-	ociReference = regexp.MustCompile(`^oci://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[a-z0-9._-]+)+$`)
-	exactVersion = regexp.MustCompile(`^v?[0-9]+\.[0-9]+\.[0-9]+([-+][0-9A-Za-z.+-]+)?$`)
-	chartName    = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*$`)
+	hubName      = pattern(`^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$`)
+	revision     = pattern(`^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$`)
+	servedName   = pattern(`^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}$`)
+	dnsName      = pattern(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	registryHost = pattern(`^(\*|[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?)$`)
+	k3sRelease   = pattern(`^v?[0-9]+\.[0-9]+\.[0-9]+(-[a-z0-9.]+)?\+k3s[0-9]+$`)
+	ociReference = pattern(`^oci://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[a-z0-9._-]+)+$`)
+	exactVersion = pattern(`^v?[0-9]+\.[0-9]+\.[0-9]+([-+][0-9A-Za-z.+-]+)?$`)
+	chartName    = pattern(`^[a-z0-9][a-z0-9._-]*$`)
 )
 
 // Validate judges a settled configuration by itself. Every problem is reported,
@@ -77,17 +76,17 @@ func (v *validator) model() {
 	case m.Name == "":
 	case strings.HasPrefix(m.Name, "/"):
 		v.absolute("model.name", m.Name)
-	case !hubName.MatchString(m.Name) || strings.Contains(m.Name, ".."):
+	case !hubName().MatchString(m.Name) || strings.Contains(m.Name, ".."):
 		fix := "write it as on Hugging Face (org/name, such as Qwen/Qwen3-8B), or as the absolute path of a directory"
-		if rest, ok := strings.CutPrefix(m.Name, "https://huggingface.co/"); ok && hubName.MatchString(rest) {
+		if rest, ok := strings.CutPrefix(m.Name, "https://huggingface.co/"); ok && hubName().MatchString(rest) {
 			fix = "write " + rest
 		}
 		v.fail("model.name", fix, "%s is not a model name", quoteShort(m.Name))
 	}
-	if m.Revision != "" && (!revision.MatchString(m.Revision) || strings.Contains(m.Revision, "..")) {
+	if m.Revision != "" && (!revision().MatchString(m.Revision) || strings.Contains(m.Revision, "..")) {
 		v.fail("model.revision", "name a branch, a tag or a commit of the model repository", "%s is not a revision", quoteShort(m.Revision))
 	}
-	if m.ServedName != "" && !servedName.MatchString(m.ServedName) {
+	if m.ServedName != "" && !servedName().MatchString(m.ServedName) {
 		v.fail("model.servedName", "use letters, digits and . _ : / @ -", "%s can't be a served name", quoteShort(m.ServedName))
 	}
 	const fewest, most = 256, 16 << 20
@@ -159,7 +158,7 @@ func (v *validator) gateway() {
 		if !g.TLS.Enabled {
 			v.fail("gateway.tls.existingSecret", "set gateway.tls.enabled: true as well", "is set while TLS is off")
 		}
-		if !dnsName.MatchString(s) || len(s) > 253 {
+		if !dnsName().MatchString(s) || len(s) > 253 {
 			v.fail("gateway.tls.existingSecret", "name a Secret: lower-case letters, digits and dashes", "%s is not the name of a Secret", quoteShort(s))
 		}
 	}
@@ -199,14 +198,14 @@ func (v *validator) chart(c Component, at func(string) string) {
 		switch {
 		case c.Version == "":
 			v.fail(at("chart"), fmt.Sprintf("add %s with the exact version", at("version")), "%s needs a version", why)
-		case !exactVersion.MatchString(c.Version):
+		case !exactVersion().MatchString(c.Version):
 			v.fail(at("version"), "write one version, such as 1.2.3, not a range", "%s is not an exact version", quoteShort(c.Version))
 		}
 	}
 	switch {
 	case c.Repository != "":
 		v.url(at("repository"), c.Repository, "https", "http")
-		if !chartName.MatchString(c.Chart) {
+		if !chartName().MatchString(c.Chart) {
 			v.fail(at("repository"), fmt.Sprintf("set %s to the chart's name in that repository", at("chart")), "is set without a chart's name")
 			return
 		}
@@ -216,7 +215,7 @@ func (v *validator) chart(c Component, at func(string) string) {
 			v.fail(at("version"), fmt.Sprintf("set %s as well; the embedded chart has the version this llmbox was built with", at("chart")), "is set without a chart")
 		}
 	case strings.HasPrefix(c.Chart, "oci://"):
-		if !ociReference.MatchString(c.Chart) {
+		if !ociReference().MatchString(c.Chart) {
 			v.fail(at("chart"), "write oci://registry/path/name, without a tag", "%s is not an OCI reference", quoteShort(c.Chart))
 			return
 		}
@@ -260,18 +259,18 @@ func (v *validator) rest() {
 
 func (v *validator) k3s() {
 	k := v.box.K3s
-	if k.Version != "" && !k3sRelease.MatchString(k.Version) {
+	if k.Version != "" && !k3sRelease().MatchString(k.Version) {
 		v.fail("k3s.version", "write it as k3s does, such as v1.36.4+k3s1", "%s is not a k3s release", quoteShort(k.Version))
 	}
 	if k.BinaryPath != "" {
 		v.absolute("k3s.binaryPath", k.BinaryPath)
 	}
 	v.oneOf("k3s.init", k.Init, InitAuto, InitSystemd, InitOpenRC, InitSupervised)
-	if k.NodeName != "" && (!dnsName.MatchString(k.NodeName) || len(k.NodeName) > 253) {
+	if k.NodeName != "" && (!dnsName().MatchString(k.NodeName) || len(k.NodeName) > 253) {
 		v.fail("k3s.nodeName", "use lower-case letters, digits, dashes and dots", "%s can't be a node's name", quoteShort(k.NodeName))
 	}
 	for _, name := range k.TLSNames {
-		if net.ParseIP(name) == nil && !dnsName.MatchString(strings.ToLower(name)) {
+		if net.ParseIP(name) == nil && !dnsName().MatchString(strings.ToLower(name)) {
 			v.fail("k3s.tlsNames", "list host names and addresses", "%s is neither a host name nor an address", quoteShort(name))
 		}
 	}
@@ -434,7 +433,7 @@ func (v *validator) url(path, text string, schemes ...string) {
 func (v *validator) registries() {
 	for _, host := range slices.Sorted(maps.Keys(v.box.Registries.Mirrors)) {
 		path := formatPath([]string{"registries", "mirrors", host, "endpoints"})
-		if !registryHost.MatchString(host) {
+		if !registryHost().MatchString(host) {
 			v.fail(path, "write a host, such as docker.io or registry.example.com:5000", "%s is not a registry", quoteShort(host))
 		}
 		if len(v.box.Registries.Mirrors[host].Endpoints) == 0 {
