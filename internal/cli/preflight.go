@@ -149,10 +149,10 @@ func (a *app) lookAtHost(ctx context.Context, cmd *cobra.Command, box *boxFlags,
 // that is asked for.
 func (a *app) hostFindings(ctx context.Context, cmd *cobra.Command, box *boxFlags, flags preflightFlags) (hostLook, error) {
 	// What is wrong with the flags is told before the machine is asked anything.
-	before, err := a.decide(ctx, cmd, &boxFlags{
-		model: box.model, gpu: box.gpu, gpus: box.gpus, port: box.port, set: box.set, off: box.off, hfToken: box.hfToken,
-		readGPUs: func(context.Context) ([]model.GPUFact, error) { return nil, nil }, noAssumption: true,
-	}, false, a.newLogger())
+	blind := *box
+	blind.noAssumption = true
+	blind.readGPUs = func(context.Context) ([]model.GPUFact, error) { return nil, nil }
+	before, err := a.decide(ctx, cmd, &blind, false, a.newLogger())
 	if before == nil {
 		return hostLook{}, err
 	}
@@ -176,8 +176,10 @@ func (a *app) hostFindings(ctx context.Context, cmd *cobra.Command, box *boxFlag
 		return hostLook{}, err
 	}
 	need := installer.Need(nodes, decided.box, decided.choice, decided.table.K3s.Shipped)
-	need.Offline = flags.offline || flags.snapshot != ""
-	need.Installed = facts.Need.Installed
+	// A snapshot that was taken offline says nothing about the network.
+	var asked []snapshot.HTTPS
+	state, _ := facts.Probe(snapshot.ProbeHTTPS, &asked)
+	need.Offline = flags.offline || flags.snapshot != "" && state == snapshot.Absent
 	facts.Need = need
 	found := preflight.Judge(ctx, preflight.Checks(), facts)
 	return hostLook{facts: facts, found: preflight.Arrange(append(found, preflight.ModelFit(decided.fit())))}, nil
