@@ -60,10 +60,10 @@ func judgeMemory(f Facts) []finding.Finding {
 	switch {
 	case total < need-need*memorySlackPercent/100:
 		out = fail(gib(total)+" in all, "+gib(need)+" asked for: some parts would never start",
-			"Take a machine with more memory, a smaller model (sudo llmbox models), or leave components out: components.NAME.mode: off in /etc/llmbox/config.yaml", from)
+			"Take a machine with more memory, a smaller model (sudo llmbox models), or leave parts out: sudo llmbox install --without kyverno,policies,keda,autoscale", from)
 	case total < need+need/10:
 		out = warn(gib(total)+" in all, "+gib(need)+" asked for: hardly anything is left for the system",
-			"Leave components out: components.NAME.mode: off in /etc/llmbox/config.yaml", from)
+			"Leave parts out: sudo llmbox install --without kyverno,policies,keda,autoscale", from)
 	default:
 		out = well(gib(total), from)
 	}
@@ -84,7 +84,7 @@ func judgeCPU(f Facts) []finding.Finding {
 	out := well(count(s.CPUs, "processor"))
 	if have < need {
 		out = fail(fmt.Sprintf("%s, %.1f asked for: some parts would never start", count(s.CPUs, "processor"), float64(need)/1000),
-			"Take a machine with more processors, or leave components out: components.NAME.mode: off in /etc/llmbox/config.yaml", atProbe(snapshot.ProbeSystem, "cpus"))
+			"Take a machine with more processors, or leave parts out: sudo llmbox install --without kyverno,policies,keda,autoscale", atProbe(snapshot.ProbeSystem, "cpus"))
 	}
 	out[0].Required = required
 	return out

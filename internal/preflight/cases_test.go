@@ -110,6 +110,7 @@ func complete(t *testing.T, f finding.Finding) {
 	if bad(f) && (f.Fix == "" || len(f.Evidence) == 0) {
 		t.Errorf("%s lacks the fix or its evidence: %+v", f.ID, f)
 	}
+	typeable(t, f)
 }
 
 func checkIDs() []string {

@@ -178,18 +178,19 @@ func (c Check) finish(f finding.Finding) finding.Finding {
 }
 
 // Arrange keeps of each finding's causes those that are themselves bad, and puts
-// roots first.
+// roots first. A failure is explained by failures only: what a mere warning explained
+// away would stop nothing.
 func Arrange(found []finding.Finding) []finding.Finding {
-	bad := map[string]bool{}
+	bad := map[string]finding.Severity{}
 	for _, f := range found {
 		if f.Severity == finding.Fail || f.Severity == finding.Warn {
-			bad[f.ID] = true
+			bad[f.ID] = f.Severity
 		}
 	}
 	for i, f := range found {
 		var causes []string
 		for _, id := range f.Causes {
-			if bad[id] && id != f.ID && bad[f.ID] {
+			if bad[id] != "" && id != f.ID && bad[f.ID] != "" && (f.Severity == finding.Warn || bad[id] == finding.Fail) {
 				causes = append(causes, id)
 			}
 		}

@@ -301,10 +301,10 @@ func judgeDefinitions(f ClusterFacts) finding.Finding {
 	if len(old) > 0 {
 		out.Severity = finding.Warn
 		out.Measured = strings.Join(old, ", ") + " is older than " + gatewayAPI + ", which the gateway was built with; llmbox leaves it as it is"
-		out.Fix = "Update it, if whoever installed it agrees: github.com/kubernetes-sigs/gateway-api/releases; or use what is there: components.envoy-gateway.mode: external in /etc/llmbox/config.yaml"
+		out.Fix = "Update it, if whoever installed it agrees: github.com/kubernetes-sigs/gateway-api/releases. Or use what is there: " + installSet("components.envoy-gateway.mode=external")
 		return out
 	}
-	out.Fix = "Where the program behind them runs too: components." + components[0] + ".mode: external in /etc/llmbox/config.yaml"
+	out.Fix = "Where the program behind them runs too: " + installSet("components."+components[0]+".mode=external")
 	return out
 }
 
@@ -332,7 +332,7 @@ func judgeBalancer(f ClusterFacts) finding.Finding {
 	}
 	if f.Balancer == "" {
 		out.Severity, out.Measured = finding.Warn, "nothing is known to give addresses: the gateway may wait for one for ever"
-		out.Fix = "Install MetalLB or the cloud's controller; or reach the gateway by kubectl port-forward"
+		out.Fix = "Install MetalLB or the cloud's controller, or reach the gateway by kubectl port-forward"
 		out.Evidence = []finding.Evidence{{Field: "services", Line: "no LoadBalancer has an address"}}
 	}
 	return out

@@ -108,25 +108,29 @@ func judgePressure(f Facts) []finding.Finding {
 		return unknown("the file system of /var/lib/rancher", "not measured")
 	}
 	var bad []string
-	judge := warn
+	var worst snapshot.Disk
+	judge, then := warn, "Kubernetes deletes images to make room"
 	for _, d := range pressed {
 		free := percentFree(d)
 		if free >= gcPercent {
 			continue
 		}
-		if free < pressurePercent {
-			judge = fail
+		if len(bad) == 0 || free < percentFree(worst) {
+			worst = d
 		}
-		bad = append(bad, fmt.Sprintf("%s: %s of %s free (%.0f %%)", d.MountPoint, gib(d.AvailableBytes), gib(d.TotalBytes), free))
+		if free < pressurePercent {
+			judge, then = fail, "Kubernetes stops programs to make room"
+		}
+		bad = append(bad, fmt.Sprintf("%s: %s of %s free (%.1f %%)", d.MountPoint, gib(d.AvailableBytes), gib(d.TotalBytes), free))
 	}
 	if len(bad) == 0 {
 		return well(fmt.Sprintf("%s: %s of %s free", pressed[0].MountPoint, gib(pressed[0].AvailableBytes), gib(pressed[0].TotalBytes)))
 	}
-	fix := "Free space or enlarge the disk: sudo du -xh --max-depth=2 " + pressed[0].MountPoint + " | sort -h | tail shows what fills it"
-	if better := f.roomier(disks, pressed[0]); better != "" {
-		fix = "Put the data on the larger disk: k3s.dataDir: " + better + "/k3s and paths.models: " + better + "/models in /etc/llmbox/config.yaml; or enlarge this one"
+	fix := "Free space or enlarge the disk. What fills it: sudo du -xh --max-depth=2 " + worst.MountPoint + " | sort -h | tail"
+	if better := f.roomier(disks, worst); better != "" {
+		fix = "Put the data on the larger disk: " + onDisk(better) + ". Or enlarge this one"
 	}
-	return judge(strings.Join(bad, "; ")+": pods would be thrown out", fix, atProbe(snapshot.ProbeDisks, "available_bytes"))
+	return judge(strings.Join(bad, "; ")+": "+then, fix, atProbe(snapshot.ProbeDisks, "available_bytes"))
 }
 
 // roomier is the mount point of a disk with more room, if one was seen.
@@ -138,6 +142,11 @@ func (f Facts) roomier(disks []snapshot.Disk, than snapshot.Disk) string {
 		}
 	}
 	return strings.TrimSuffix(best.MountPoint, "/")
+}
+
+// onDisk is the install with its data below a mount point.
+func onDisk(mountPoint string) string {
+	return installSet("k3s.dataDir="+mountPoint+"/k3s", "paths.data="+mountPoint+"/llmbox")
 }
 
 func diskFit(kind string) bool {
@@ -189,9 +198,9 @@ func judgeSpace(f Facts) []finding.Finding {
 		measured := fmt.Sprintf("%s: %s free, %s will be written (%s)", g.disk.MountPoint, gib(g.disk.AvailableBytes), gib(g.bytes), strings.Join(g.what, ", "))
 		fix := "Enlarge the disk to at least " + gib(g.disk.TotalBytes-g.disk.AvailableBytes+g.bytes+g.disk.TotalBytes*gcPercent/100)
 		if better := f.roomier(disks, g.disk); better != "" {
-			fix = "Put the data on the larger disk: k3s.dataDir: " + better + "/k3s and paths.models: " + better + "/models in /etc/llmbox/config.yaml"
+			fix = "Put the data on the larger disk: " + onDisk(better)
 		}
-		fix += "; or take a smaller model: sudo llmbox models"
+		fix += ". Or take a smaller model: sudo llmbox models"
 		judge := warn
 		if percent < evictPercent {
 			judge = fail
@@ -240,7 +249,7 @@ func judgeInodes(f Facts) []finding.Finding {
 		}
 		if percent := 100 * float64(d.InodesFree) / float64(d.Inodes); percent < inodesPercent {
 			return fail(fmt.Sprintf("%s: %d of %d free (%.1f %%)", d.MountPoint, d.InodesFree, d.Inodes, percent),
-				"Remove many small files: sudo du --inodes -xd2 "+d.MountPoint+" | sort -n | tail shows where they are", atProbe(snapshot.ProbeDisks, "inodes_free"))
+				"Remove many small files. Where they are: sudo du --inodes -xd2 "+d.MountPoint+" | sort -n | tail", atProbe(snapshot.ProbeDisks, "inodes_free"))
 		}
 	}
 	return well("enough")
@@ -255,7 +264,7 @@ func judgeFilesystem(f Facts) []finding.Finding {
 	if !ok || d.Type == "" {
 		return unknown("the file system of /var/lib/rancher", "not measured")
 	}
-	fix := "Mount an ext4 volume at /var/lib/rancher, or set k3s.dataDir in /etc/llmbox/config.yaml to a directory on one"
+	fix := "Mount an ext4 volume at /var/lib/rancher, or name a directory on one: " + installSet("k3s.dataDir=/mnt/k3s")
 	where := fmt.Sprintf("%s is %s", d.MountPoint, d.Type)
 	evidence := atProbe(snapshot.ProbeDisks, "type")
 	switch {
@@ -271,7 +280,7 @@ func judgeFilesystem(f Facts) []finding.Finding {
 		return fail(where+": layers can't lie on layers", fix, evidence)
 	case d.Type == "zfs":
 		// OpenZFS 2.2 can; containerd looks for itself and older ones are refused.
-		return warn(where+", on which overlay works only from OpenZFS 2.2 on", fix+"; or k3s.extraArgs: [--snapshotter=zfs]", evidence)
+		return warn(where+", on which overlay works only from OpenZFS 2.2 on", fix+". Or let containerd use ZFS itself: "+installSet("k3s.extraArgs=--snapshotter=zfs"), evidence)
 	}
 	return warn(where+", which has not been tried", fix, evidence)
 }
@@ -293,7 +302,7 @@ func judgeFsync(f Facts) []finding.Finding {
 	}
 	if slowest.P99Milli > fsyncSlowMilli {
 		return warn(fmt.Sprintf("%s: p99 %.0f ms, p50 %.1f ms over %d writes", slowest.Path, slowest.P99Milli, slowest.P50Milli, slowest.Writes),
-			"Put k3s on a faster disk (SSD or NVMe): k3s.dataDir in /etc/llmbox/config.yaml", atProbe(snapshot.ProbeFsync, "p99_ms"))
+			"Put k3s on a faster disk (SSD or NVMe), such as one mounted at /mnt: "+installSet("k3s.dataDir=/mnt/k3s"), atProbe(snapshot.ProbeFsync, "p99_ms"))
 	}
 	return well(fmt.Sprintf("p99 %.1f ms", slowest.P99Milli))
 }
@@ -325,7 +334,7 @@ func judgeVolatile(f Facts) []finding.Finding {
 		}
 		if reason != "" {
 			return warn(fmt.Sprintf("%s lies on %s (%s): it is empty after a stop and start", p, d.MountPoint, reason),
-				"Keep k3s on the system disk; for the model a volatile disk is fine if a new download after each stop is", atProbe(snapshot.ProbeDisks, "mount_point"))
+				"Keep k3s on the system disk. For the model such a disk will do if downloading it again after each stop is fine", atProbe(snapshot.ProbeDisks, "mount_point"))
 		}
 	}
 	return well("no")

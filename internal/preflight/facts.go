@@ -147,8 +147,16 @@ func (f Facts) kernel() string {
 	if s, ok := f.system(); ok && s.Kernel != "" {
 		return s.Kernel
 	}
-	return f.File("/proc/sys/kernel/osrelease").Trimmed()
+	if release := f.File("/proc/sys/kernel/osrelease").Trimmed(); release != "" {
+		return release
+	}
+	if m := procLinux.FindStringSubmatch(f.File("/proc/version").Data); m != nil {
+		return m[1]
+	}
+	return ""
 }
+
+var procLinux = regexp.MustCompile(`^Linux version (\S+)`)
 
 // osRelease is the fields of /etc/os-release.
 type osRelease struct {
@@ -172,16 +180,53 @@ func (f Facts) osRelease() osRelease {
 func (o osRelease) rpm() bool {
 	words := strings.Fields(o.id + " " + o.like)
 	return slices.ContainsFunc(words, func(w string) bool {
-		return slices.Contains([]string{"rhel", "fedora", "centos", "suse", "opensuse", "amzn"}, w)
+		return slices.Contains([]string{"rhel", "fedora", "centos", "rocky", "almalinux", "ol", "suse", "opensuse", "sles", "amzn"}, w)
 	})
+}
+
+// suse says whether zypper installs packages here.
+func (o osRelease) suse() bool {
+	return strings.Contains(o.id+" "+o.like, "suse") || o.id == "sles"
 }
 
 // installs is the command that installs a package here.
 func (f Facts) installs(deb, rpm string) string {
-	if f.osRelease().rpm() {
+	switch o := f.osRelease(); {
+	case o.suse():
+		return "sudo zypper install -y " + rpm
+	case o.rpm():
 		return "sudo dnf install -y " + rpm
 	}
 	return "sudo apt-get update && sudo apt-get install -y " + deb
+}
+
+// installSet is an install with keys of the configuration set, each as KEY=VALUE.
+func installSet(keys ...string) string {
+	return "sudo llmbox install --set " + strings.Join(keys, " --set ")
+}
+
+// bootWith boots the kernel with an option from now on.
+func (f Facts) bootWith(option string) string {
+	grub := "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&" + option + " /' /etc/default/grub && "
+	switch o := f.osRelease(); {
+	case o.suse():
+		return grub + "sudo grub2-mkconfig -o /boot/grub2/grub.cfg && sudo reboot"
+	case o.rpm():
+		return "sudo grubby --update-kernel=ALL --args=" + option + " && sudo reboot"
+	}
+	return grub + "sudo update-grub && sudo reboot"
+}
+
+// bootWithout boots it without an option, given by how it begins.
+func (f Facts) bootWithout(option string) string {
+	grub := "sudo sed -i 's/" + option + "[^ \"]*//g' $(grep -ls " + option + " /etc/default/grub /etc/default/grub.d/*.cfg) && "
+	switch o := f.osRelease(); {
+	case o.suse():
+		return grub + "sudo grub2-mkconfig -o /boot/grub2/grub.cfg && sudo reboot"
+	case o.rpm():
+		return "sudo grubby --update-kernel=ALL --remove-args=" + option + " && sudo reboot"
+	}
+	return grub + "sudo update-grub && sudo reboot"
 }
 
 // assignments reads KEY=value lines, quotes taken off; comments and what is no
@@ -221,11 +266,12 @@ func (f Facts) modules() (map[string]bool, snapshot.Text) {
 	return loaded, t
 }
 
-// kernelLog is the kernel's messages, continuation lines joined to the line they
-// belong to: the driver splits some sentences over three lines.
+// kernelLog is the kernel's messages without their stamps, continuation lines joined to
+// the line they belong to: the driver splits some sentences over three lines.
 func (f Facts) kernelLog() (lines []string, from snapshot.Text) {
 	from = f.Command("dmesg")
-	if from.State != snapshot.Present || from.Exit != 0 {
+	// In a container and after dmesg --clear there is nothing, in journald perhaps still.
+	if from.State != snapshot.Present || from.Exit != 0 || from.Trimmed() == "" {
 		if journal := f.Command("journalctl-kernel"); journal.State == snapshot.Present && journal.Exit == 0 {
 			from = journal
 		}
@@ -239,24 +285,50 @@ func (f Facts) kernelLog() (lines []string, from snapshot.Text) {
 	return joinContinued(from.Lines()), from
 }
 
-var stamp = regexp.MustCompile(`^(?:<\d+>)?\s*(?:\[\s*\d+\.\d+\]|\d+,\d+,\d+,|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [^\]]*\])`)
+// stamp is what stands before a message of the kernel: dmesg's seconds or date in
+// brackets, raw or with a priority, ISO 8601, or what journald and syslog write,
+// with the machine's name and "kernel:".
+var stamp = regexp.MustCompile(`^(?:<\d+>)?\s*(?:` +
+	`\d+,\d+,\d+,[^;]*;|` +
+	`\[\s*\d+\.\d+\]|` +
+	`\[[A-Z][a-z]{2} [A-Z][a-z]{2}\s+\d[^\]]*\]|` +
+	`\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}\S*|` +
+	`[A-Z][a-z]{2}\s+\d{1,2} \d{2}:\d{2}:\d{2}(?:\.\d+)?` +
+	`)(?:\s+\S+ kernel:)?(?:\s+\[\s*\d+\.\d+\])?\s*`)
 
-// joinContinued appends a line without a time stamp to the one before it, without
-// the driver's own prefix.
+// joinContinued takes the stamps off and appends a line that goes on with the one
+// before it, without the driver's own prefix. Such a line has no stamp (dmesg and
+// journalctl indent it), or has one of its own and begins in the middle of a sentence
+// of the driver; syslog writes the end of a line as #012.
 func joinContinued(lines []string) []string {
 	var joined []string
 	for _, line := range lines {
-		trimmed := strings.TrimSpace(line)
-		if trimmed == "" {
-			continue
+		for i, part := range strings.Split(line, "#012") {
+			at := stamp.FindStringIndex(part)
+			message := part
+			if at != nil {
+				message = part[at[1]:]
+			}
+			message = strings.TrimSpace(message)
+			if message == "" {
+				continue
+			}
+			indented := at == nil && part != strings.TrimLeft(part, " \t")
+			if len(joined) > 0 && (i > 0 || indented || goesOn(message)) {
+				joined[len(joined)-1] += " " + strings.TrimSpace(strings.TrimPrefix(message, "NVRM:"))
+				continue
+			}
+			joined = append(joined, message)
 		}
-		if len(joined) > 0 && !stamp.MatchString(line) && line != strings.TrimLeft(line, " \t") {
-			joined[len(joined)-1] += " " + strings.TrimSpace(strings.TrimPrefix(trimmed, "NVRM:"))
-			continue
-		}
-		joined = append(joined, trimmed)
 	}
 	return joined
+}
+
+// goesOn says whether a message of the driver can't begin a sentence.
+func goesOn(message string) bool {
+	rest, ok := strings.CutPrefix(message, "NVRM: ")
+	return ok && (strings.HasPrefix(rest, "(PCI ID:") || strings.HasPrefix(rest, "fallen off the bus") ||
+		strings.HasPrefix(rest, "installed in this system") || strings.HasPrefix(rest, "obtained ownership"))
 }
 
 func firstLine(s string) string {
@@ -309,16 +381,41 @@ func (f Facts) pci() (devices []pciDevice, known bool) {
 			class:   f.File(dir + "/class").Trimmed(),
 			device:  strings.ToUpper(strings.TrimPrefix(f.File(dir+"/device").Trimmed(), "0x")),
 		}
-		if e, state := f.Stat(dir + "/driver"); state == snapshot.Present && e.Target != "" {
-			d.driver = path.Base(e.Target)
-		}
+		d.driver = f.boundDriver(dir)
 		if config := f.File(dir + "/config"); config.State == snapshot.Present && len(config.Data) >= 4 {
 			d.dead = config.Data[:4] == "\xff\xff\xff\xff"
 		}
 		devices = append(devices, d)
 	}
-	_, state := f.Stat(root)
-	return devices, state == snapshot.Present
+	if _, state := f.Stat(root); state != snapshot.Present {
+		return devices, false
+	}
+	// A device of which only some files were taken may be anybody's.
+	for _, address := range f.List(root) {
+		if f.File(root+"/"+address+"/vendor").State != snapshot.Present {
+			return devices, false
+		}
+	}
+	return devices, true
+}
+
+// boundDriver is the kernel driver that has a PCI device; empty for none. It is where
+// the link "driver" leads, which some snapshots keep as the text of readlink.
+func (f Facts) boundDriver(dir string) string {
+	if e, state := f.Stat(dir + "/driver"); state == snapshot.Present && e.Target != "" {
+		return path.Base(e.Target)
+	}
+	if t := f.File(dir + "/driver"); strings.Contains(t.Data, "/drivers/") {
+		return path.Base(t.Trimmed())
+	}
+	if f.GPU != nil {
+		for _, d := range f.GPU.Devices {
+			if d.KernelDriver != "" && sameBus(d.PCIBus, path.Base(dir)) {
+				return d.KernelDriver
+			}
+		}
+	}
+	return ""
 }
 
 func (f Facts) pciGPUs() (gpus []pciDevice, known bool) {
@@ -334,10 +431,62 @@ func (f Facts) pciGPUs() (gpus []pciDevice, known bool) {
 // presence says whether the machine has an NVIDIA GPU at all, from whoever knows.
 func (f Facts) presence() (present, known bool) {
 	gpus, known := f.pciGPUs()
-	if len(gpus) > 0 || f.GPU != nil && len(f.GPU.Devices) > 0 {
+	if len(gpus) > 0 || f.GPU != nil && len(f.GPU.Devices) > 0 || f.traces() != "" {
 		return true, true
 	}
-	return false, known || f.GPU != nil
+	return false, known || f.reportedNone()
+}
+
+// traces are of a GPU that is not in any list now: the driver's files, the switches
+// between GPUs, or the kernel's word that one failed.
+func (f Facts) traces() string {
+	if names := f.List("/proc/driver/nvidia/gpus"); len(names) > 0 {
+		return "/proc/driver/nvidia/gpus/" + names[0]
+	}
+	devices, _ := f.pci()
+	if i := slices.IndexFunc(devices, pciDevice.nvSwitch); i >= 0 {
+		return "an NVSwitch at " + devices[i].address
+	}
+	lines, from := f.kernelLog()
+	if !strings.Contains(from.Data, "NVRM:") {
+		return ""
+	}
+	for _, line := range lines {
+		if xidLine.MatchString(line) || fallenSentence.MatchString(line) || fallenShort.MatchString(line) {
+			return "the kernel's log"
+		}
+	}
+	return ""
+}
+
+// reportedNone says whether the report of the GPUs rules one out. It does not where
+// NVML spoke to a driver, or tried to, and did not get as far as counting.
+func (f Facts) reportedNone() bool {
+	if f.GPU == nil || len(f.GPU.Devices) > 0 {
+		return false
+	}
+	return slices.Contains([]gpu.Ending{gpu.EndingOK, gpu.EndingLibraryNotFound, gpu.EndingHelperAbsent, gpu.EndingNotStarted}, f.GPU.NVML.Ending)
+}
+
+// GPUReport is the report of the GPUs, completed for planning with what other facts
+// tell: the version of the loaded driver, and the GPUs on the bus where the report
+// names none. It is nil where nothing is known of a GPU.
+func (f Facts) GPUReport() *gpu.Report {
+	report := gpu.Report{Schema: gpu.ReportSchema, Source: gpu.SourcePCI}
+	if f.GPU != nil {
+		report = *f.GPU
+	}
+	report.Driver = cmp.Or(report.Driver, f.loadedDriver())
+	if len(report.Devices) == 0 {
+		gpus, _ := f.pciGPUs()
+		for i, g := range gpus {
+			report.Devices = append(report.Devices, gpu.Device{Index: i, PCIBus: g.address, PCIDevice: g.device, KernelDriver: g.driver})
+		}
+	}
+	if f.GPU == nil && len(report.Devices) == 0 {
+		return nil
+	}
+	return &report
 }
 
 // devices returns the GPUs that the driver spoke for. Where it said nothing, why is
@@ -349,8 +498,8 @@ func (f Facts) devices() (devices []gpu.Device, why []finding.Finding) {
 		return nil, notApplicable("no NVIDIA GPU")
 	case f.GPU == nil:
 		return nil, unknown("what the driver says of the GPUs", cmp.Or(f.Manifest.Unreadable["gpu.json"], "not asked"))
-	case f.GPU.Source != gpu.SourceNVML && f.GPU.Source != gpu.SourceSMI:
-		return nil, unknown("what the driver says of the GPUs", "NVML ended with "+string(f.GPU.NVML.Ending))
+	case f.GPU.Source != gpu.SourceNVML && f.GPU.Source != gpu.SourceSMI, len(f.GPU.Devices) == 0 && f.GPU.NVML.Ending != gpu.EndingOK:
+		return nil, unknown("what the driver says of the GPUs", "NVIDIA's library gave no answer ("+strings.ReplaceAll(string(f.GPU.NVML.Ending), "_", " ")+")")
 	}
 	for _, d := range f.GPU.Devices {
 		if d.Error == "" && !d.Lost {
@@ -369,6 +518,10 @@ func label(d gpu.Device) string {
 	return fmt.Sprintf("GPU %d (%s)", d.Index, name)
 }
 
+// gpuIndex stands in the fix of a device for the numbers of all that need it, as
+// nvidia-smi takes them.
+const gpuIndex = "{gpu}"
+
 // perDevice judges each device that has a fact. has says so; judge returns what is
 // wrong with a device, or nothing.
 func (f Facts) perDevice(fact string, has func(gpu.Device) bool, judge func(gpu.Device) (finding.Severity, string, string, string)) []finding.Finding {
@@ -378,7 +531,8 @@ func (f Facts) perDevice(fact string, has func(gpu.Device) bool, judge func(gpu.
 	}
 	var seen int
 	var out finding.Finding
-	var measured []string
+	var indexes []string
+	var said sayings
 	out.Severity = finding.OK
 	for _, d := range devices {
 		if !has(d) {
@@ -389,12 +543,16 @@ func (f Facts) perDevice(fact string, has func(gpu.Device) bool, judge func(gpu.
 		if severity == finding.OK {
 			continue
 		}
-		measured = append(measured, label(d)+": "+text)
+		said = said.add(d, text)
 		out.Evidence = append(out.Evidence, atGPU(d, field))
 		if worse(severity, out.Severity) {
-			out.Severity, out.Fix = severity, fix
+			out.Severity, out.Fix, indexes = severity, fix, nil
+		}
+		if severity == out.Severity {
+			indexes = append(indexes, strconv.Itoa(d.Index))
 		}
 	}
+	out.Fix = strings.ReplaceAll(out.Fix, gpuIndex, strings.Join(indexes, ","))
 	switch {
 	case seen == 0 && devicesErred(devices):
 		return unknown(fact, "NVML did not answer for it")
@@ -403,8 +561,36 @@ func (f Facts) perDevice(fact string, has func(gpu.Device) bool, judge func(gpu.
 	case out.Severity == finding.OK:
 		return well(count(seen, "GPU") + " fine")
 	}
-	out.State, out.Measured = finding.Judged, strings.Join(measured, "; ")
+	out.State, out.Measured = finding.Judged, said.String()
 	return []finding.Finding{out}
+}
+
+// sayings are what is said of devices, each text once.
+type sayings []struct {
+	text, name string
+	indexes    []string
+}
+
+func (s sayings) add(d gpu.Device, text string) sayings {
+	name, index := cmp.Or(d.Name, "GPU"), strconv.Itoa(d.Index)
+	for i, known := range s {
+		if known.text == text && known.name == name {
+			s[i].indexes = append(s[i].indexes, index)
+			return s
+		}
+	}
+	return append(s, struct {
+		text, name string
+		indexes    []string
+	}{text, name, []string{index}})
+}
+
+func (s sayings) String() string {
+	parts := make([]string, 0, len(s))
+	for _, one := range s {
+		parts = append(parts, fmt.Sprintf("GPU %s (%s): %s", strings.Join(one.indexes, ", "), one.name, one.text))
+	}
+	return strings.Join(parts, "; ")
 }
 
 func devicesErred(devices []gpu.Device) bool {

@@ -123,6 +123,20 @@ func judgeGeneration(f Facts) []finding.Finding {
 			}
 		}
 	}
+	if len(low) == 0 && len(good) == 0 && f.GPU != nil {
+		for _, d := range f.GPU.Devices {
+			p, ok := gpu.ProductByName(d.Name)
+			if !ok {
+				continue
+			}
+			if p.ComputeMajor < oldestComputeMajor {
+				low = append(low, label(d)+" has "+p.ComputeCapability())
+				evidence = append(evidence, atGPU(d, "name"))
+			} else {
+				good = append(good, p.ComputeCapability())
+			}
+		}
+	}
 	if len(low) == 0 && len(good) == 0 {
 		// Without a driver the PCI id still tells.
 		gpus, _ := f.pciGPUs()
@@ -144,7 +158,7 @@ func judgeGeneration(f Facts) []finding.Finding {
 	case len(low) > 0 && len(good) == 0:
 		return fail(strings.Join(low, "; "), "Take a machine with an Ampere GPU or newer: A10, L4, A100, L40S, H100 and what came after", evidence...)
 	case len(low) > 0:
-		out := warn(strings.Join(low, "; ")+"; the others are new enough", "Keep the model off the old GPU: gpu.devices in /etc/llmbox/config.yaml", evidence...)
+		out := warn(strings.Join(low, "; ")+"; the others are new enough", "Take the old GPU out of the machine, or away from the driver until the next boot: echo ADDRESS | sudo tee /sys/bus/pci/drivers/nvidia/unbind (sudo lspci -d 10de: lists the addresses)", evidence...)
 		return out
 	case len(good) > 0:
 		return well(strings.Join(slices.Compact(slices.Sorted(slices.Values(good))), ", "))
@@ -158,7 +172,8 @@ var (
 	// The driver splits this sentence over three lines and gives it no Xid.
 	fallenSentence = regexp.MustCompile(`The NVIDIA GPU ([0-9a-fA-F:.]+)\s+\(PCI ID: [0-9a-fA-F:]+\)\s+installed in this system has\s+fallen off the bus`)
 	fallenShort    = regexp.MustCompile(`GPU (?:at )?(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?): GPU has fallen off the bus`)
-	xidLine        = regexp.MustCompile(`NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+),\s*(.*)$`)
+	// A GPU divided by MIG names the instance behind its address.
+	xidLine = regexp.MustCompile(`NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)(?: GPU-I:\d+)?[^)]*\): (\d+)(?:,\s*(.*))?$`)
 )
 
 func judgeFallenOff(f Facts) []finding.Finding {
@@ -220,9 +235,10 @@ func unlisted(report *gpu.Report, d gpu.Device) bool {
 	return report.NVML.Ending == gpu.EndingOK && strings.HasPrefix(d.Error, "on the PCI bus, but not listed by ")
 }
 
-// xidMeaning is what an Xid says about the machine. Those of one process (13, 31, 43,
-// 45, 94) are no fault of the machine and are left out on purpose
-// (docs.nvidia.com/deploy/xid-errors).
+// xidMeaning is what an Xid says about the machine, by the action that NVIDIA's
+// catalogue asks for (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the
+// Xid Catalog"): what asks for a reset of the GPU or more is here, what asks to restart
+// or check a program (13, 31, 43, 45, 94) is left out on purpose.
 type xidMeaning struct {
 	severity finding.Severity
 	what     string
@@ -230,11 +246,13 @@ type xidMeaning struct {
 }
 
 func xids() map[int]xidMeaning {
-	reboot := "sudo reboot; if it comes back, update the driver to R580 and reboot"
+	reboot := "sudo reboot. If it comes back, update the driver to R580 and reboot again"
 	drain := "Stop what uses the GPU, then: sudo reboot"
 	replace := "Ask the provider for another machine, or have the GPU replaced"
-	return map[int]xidMeaning{
+	out := map[int]xidMeaning{
+		46:  {finding.Warn, "the GPU stopped working on what it was given", drain},
 		48:  {finding.Warn, "an uncorrectable memory error", drain},
+		54:  {finding.Fail, "the GPU's extra power cable is not connected", "Switch the machine off and plug the power cable into the GPU; on a rented machine, ask the provider for another"},
 		62:  {finding.Fail, "the GPU's micro-controller halted", reboot},
 		63:  {finding.Warn, "a faulty row of memory waits to be remapped", drain},
 		64:  {finding.Fail, "a faulty row of memory could not be remapped", replace},
@@ -242,12 +260,36 @@ func xids() map[int]xidMeaning {
 		79:  {finding.Fail, "the GPU has fallen off the bus", powerCycle},
 		92:  {finding.Warn, "a high rate of corrected memory errors", drain},
 		95:  {finding.Fail, "an uncontained memory error", drain},
+		109: {finding.Warn, "the GPU did not change from one program to the next in time", drain},
+		110: {finding.Fail, "the GPU reported a security fault", powerCycle},
 		119: {finding.Fail, "the GPU's GSP firmware stopped answering", reboot},
 		120: {finding.Fail, "the GPU's GSP firmware reported an error", reboot},
+		136: {finding.Fail, "an NVLink could not be brought up", reboot},
 		140: {finding.Fail, "an unrecovered memory error", drain},
 		143: {finding.Fail, "the GPU could not be initialised", reboot},
 		154: {finding.Warn, "the driver asks for a recovery of the GPU", drain},
+		156: {finding.Warn, "a faulty part of the GPU waits to be taken out of use", drain},
+		158: {finding.Fail, "the GPU did not answer in time", reboot},
+		167: {finding.Fail, "the GPU did not answer over PCIe in time", powerCycle},
+		169: {finding.Fail, "the GPU's security controller halted", reboot},
 	}
+	// The links of Blackwell report by the part that failed.
+	for n := 144; n <= 150; n++ {
+		out[n] = xidMeaning{finding.Warn, "a fatal NVLink error", drain}
+	}
+	return out
+}
+
+// harmless says of some lines that they ask for nothing: an NVLink error that says of
+// itself that it is not fatal, and a recovery action that was taken back.
+func harmless(n int, text string) bool {
+	switch {
+	case n >= 144 && n <= 150:
+		return strings.Contains(text, "Nonfatal") || strings.Contains(text, "Non-fatal")
+	case n == 154:
+		return strings.HasSuffix(strings.TrimRight(text, " ."), "(None)")
+	}
+	return false
 }
 
 func xidIDs() []string {
@@ -275,27 +317,17 @@ func judgeXid(f Facts) []finding.Finding {
 	if log.State != snapshot.Present {
 		return unknownText(log)
 	}
-	type seen struct {
-		where []string
-		lines []string
-	}
-	found := map[int]*seen{}
-	for _, line := range lines {
-		m := xidLine.FindStringSubmatch(line)
-		if m == nil {
-			continue
+	found := seenXids(lines)
+	others := len(found) > 0
+	// What NVML says of the rows now outweighs what was said when they failed.
+	if s := found[63]; s != nil {
+		s.where = slices.DeleteFunc(s.where, func(address string) bool {
+			remapped, known := f.remapAt(address)
+			return known && !remapped.Pending
+		})
+		if len(s.where) == 0 {
+			delete(found, 63)
 		}
-		n, err := strconv.Atoi(m[2])
-		if err != nil {
-			continue
-		}
-		if found[n] == nil {
-			found[n] = &seen{}
-		}
-		if !slices.Contains(found[n].where, m[1]) {
-			found[n].where = append(found[n].where, m[1])
-		}
-		found[n].lines = append(found[n].lines, line)
 	}
 	var out []finding.Finding
 	for _, n := range xidNumbers() {
@@ -304,10 +336,6 @@ func judgeXid(f Facts) []finding.Finding {
 			continue
 		}
 		meaning := xids()[n]
-		// A recovery action of "none" takes the former one back.
-		if n == 154 && strings.Contains(s.lines[len(s.lines)-1], "(None)\n") {
-			continue
-		}
 		var evidence []finding.Evidence
 		for i, line := range s.lines {
 			if i < 3 {
@@ -324,26 +352,88 @@ func judgeXid(f Facts) []finding.Finding {
 	if len(out) > 0 {
 		return out
 	}
-	if len(found) > 0 {
-		return well("only errors of single programs")
+	if others {
+		return well("none that asks for anything now")
 	}
 	return well("none")
+}
+
+// xidSeen is what the log says of one Xid.
+type xidSeen struct {
+	where, lines []string
+}
+
+// seenXids gathers the Xids by number, without those that ask for nothing.
+func seenXids(lines []string) map[int]*xidSeen {
+	found := map[int]*xidSeen{}
+	for _, line := range lines {
+		m := xidLine.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		n, err := strconv.Atoi(m[2])
+		if err != nil {
+			continue
+		}
+		address := shortBus(m[1])
+		if harmless(n, m[3]) {
+			// Taken back for that GPU, whatever was asked for before.
+			if s := found[n]; n == 154 && s != nil {
+				if s.where = slices.DeleteFunc(s.where, func(a string) bool { return a == address }); len(s.where) == 0 {
+					delete(found, n)
+				}
+			}
+			continue
+		}
+		if found[n] == nil {
+			found[n] = &xidSeen{}
+		}
+		if !slices.Contains(found[n].where, address) {
+			found[n].where = append(found[n].where, address)
+		}
+		found[n].lines = append(found[n].lines, line)
+	}
+	return found
+}
+
+// shortBus is an address without the function, as an Xid has it.
+func shortBus(address string) string {
+	address, _, _ = strings.Cut(address, ".")
+	return address
+}
+
+// remapAt is what NVML says of the remapped rows of the GPU at an address.
+func (f Facts) remapAt(address string) (gpu.Remap, bool) {
+	if f.GPU == nil {
+		return gpu.Remap{}, false
+	}
+	for _, d := range f.GPU.Devices {
+		if d.Remap != nil && sameBus(shortBus(d.PCIBus), shortBus(address)) {
+			return *d.Remap, true
+		}
+	}
+	return gpu.Remap{}, false
 }
 
 // xidCauses are the findings that say the same thing better: NVML knows a pending or
 // failed remapping, and what became of the bus. An Xid 79 is itself a root.
 func xidCauses(n int) []string {
 	switch n {
-	case 48, 63, 64, 92, 95, 140:
+	case 48, 63, 64, 92, 95, 140, 156:
 		return []string{"gpu.ecc.remap_failed", "gpu.ecc.remap_pending"}
 	case 154:
-		return []string{"gpu.ecc.remap_failed", "gpu.ecc.remap_pending", "gpu.xid.79", "gpu.xid.119", "gpu.xid.120", "gpu.xid.48", "gpu.xid.95"}
-	case 62, 74, 143:
-		return []string{"gpu.xid.79"}
-	case 119, 120:
-		return []string{"gpu.xid.79"}
+		// It sums up what another one said.
+		causes := []string{"gpu.ecc.remap_failed", "gpu.ecc.remap_pending"}
+		for _, other := range xidNumbers() {
+			if other != n {
+				causes = append(causes, "gpu.xid."+strconv.Itoa(other))
+			}
+		}
+		return causes
+	case 79:
+		return []string{}
 	}
-	return []string{}
+	return []string{"gpu.xid.79"}
 }
 
 func judgeCount(f Facts) []finding.Finding {
@@ -358,6 +448,8 @@ func judgeCount(f Facts) []finding.Finding {
 	if why != nil {
 		return why
 	}
+	// What was handed to virtual machines on purpose is not missed here.
+	gpus = slices.DeleteFunc(gpus, func(g pciDevice) bool { return g.driver == "vfio-pci" || g.driver == "pci-stub" })
 	if len(devices) >= len(gpus) {
 		return well(fmt.Sprintf("%d on the bus, %d in the driver", len(gpus), len(devices)))
 	}
@@ -368,7 +460,7 @@ func judgeCount(f Facts) []finding.Finding {
 		}
 	}
 	return fail(fmt.Sprintf("%d on the bus, %d in the driver: %s missing", len(gpus), len(devices), some(8, missing)),
-		"sudo dmesg | grep -E 'NVRM|nvidia' says why. "+powerCycle,
+		powerCycle+". Why is told by: sudo dmesg | grep -E 'NVRM|nvidia'",
 		finding.Evidence{File: "gpu.json", Field: "devices", Line: count(len(devices), "device")}, atPath("/sys/bus/pci/devices", count(len(gpus), "GPU")))
 }
 
@@ -389,9 +481,9 @@ func judgeMIGEmpty(f Facts) []finding.Finding {
 		switch {
 		case d.MIG.Enabled && len(d.MIG.Instances) == 0:
 			return finding.Fail, "MIG is on without any instance, so programs see no GPU",
-				fmt.Sprintf("Stop what uses the GPU, then: sudo nvidia-smi -i %d -mig 0 (reboot if it says pending)", d.Index), "mig"
+				"Stop what uses the GPU, then: sudo nvidia-smi -i " + gpuIndex + " -mig 0 (sudo reboot if it says pending)", "mig"
 		case !d.MIG.Enabled && d.MIG.Pending:
-			return finding.Warn, "MIG will be on after the next reset", fmt.Sprintf("sudo nvidia-smi -i %d -mig 0", d.Index), "mig.pending"
+			return finding.Warn, "MIG will be on after the next reset", "sudo nvidia-smi -i " + gpuIndex + " -mig 0", "mig.pending"
 		}
 		return finding.OK, "", "", ""
 	})
@@ -401,7 +493,7 @@ func judgeMIGPartitioned(f Facts) []finding.Finding {
 	return f.perDevice("MIG mode", func(d gpu.Device) bool { return d.MIG != nil }, func(d gpu.Device) (finding.Severity, string, string, string) {
 		if d.MIG.Enabled && len(d.MIG.Instances) > 0 {
 			return finding.Warn, "divided into " + count(len(d.MIG.Instances), "MIG instance") + "; a model gets one of them and can't span several",
-				fmt.Sprintf("To use the whole GPU, stop what uses it, then: sudo nvidia-smi mig -i %d -dci; sudo nvidia-smi mig -i %d -dgi; sudo nvidia-smi -i %d -mig 0", d.Index, d.Index, d.Index), "mig.instances"
+				"To use the whole GPU, stop what uses it, then: sudo nvidia-smi mig -i " + gpuIndex + " -dci; sudo nvidia-smi mig -i " + gpuIndex + " -dgi; sudo nvidia-smi -i " + gpuIndex + " -mig 0", "mig.instances"
 		}
 		return finding.OK, "", "", ""
 	})
@@ -417,9 +509,32 @@ func judgeRemapFailed(f Facts) []finding.Finding {
 }
 
 func judgeRemapPending(f Facts) []finding.Finding {
+	found := f.remapPending()
+	if bad := found[0].Severity; bad == finding.Warn || bad == finding.Fail {
+		return found
+	}
+	// Where NVML can't say, the kernel's log tells that a row was marked.
+	lines, log := f.kernelLog()
+	if s := seenXids(lines)[63]; s != nil {
+		var waiting []string
+		for _, address := range s.where {
+			if _, known := f.remapAt(address); !known {
+				waiting = append(waiting, address)
+			}
+		}
+		if len(waiting) > 0 {
+			return warn("GPU at "+strings.Join(waiting, ", ")+": a row waits to be remapped, says the kernel's log",
+				"Stop what uses the GPU, then: sudo reboot", at(log, s.lines[0]))
+		}
+	}
+	return found
+}
+
+// remapPending judges by NVML's word.
+func (f Facts) remapPending() []finding.Finding {
 	has := func(d gpu.Device) bool { return d.Remap != nil || d.Retired != nil }
 	return f.perDevice("remapped rows", has, func(d gpu.Device) (finding.Severity, string, string, string) {
-		fix := "Stop what uses the GPU, then: sudo reboot (on a machine of your own, sudo nvidia-smi -i " + strconv.Itoa(d.Index) + " --gpu-reset does it too)"
+		fix := "Stop what uses the GPU, then: sudo reboot (on a machine of your own, sudo nvidia-smi -i " + gpuIndex + " --gpu-reset does it too)"
 		switch {
 		case d.Remap != nil && d.Remap.Pending:
 			return finding.Warn, fmt.Sprintf("%d uncorrectable; a row waits to be remapped", d.Remap.Uncorrectable), fix, "remapped_rows.pending"
@@ -466,13 +581,7 @@ func judgeFabric(f Facts) []finding.Finding {
 		return notApplicable("no NVSwitch")
 	}
 	driver := f.loadedDriver()
-	fix := "Install nvidia-fabricmanager of exactly " + cmp.Or(driver, "the driver's version") + ": "
-	if f.osRelease().rpm() {
-		fix += "sudo dnf install -y nvidia-fabricmanager-" + driver
-	} else {
-		fix += "sudo apt-get install -y 'nvidia-fabricmanager-" + strings.Split(driver, ".")[0] + "=" + driver + "*'"
-	}
-	fix += " && sudo systemctl enable --now nvidia-fabricmanager"
+	fix := "Install nvidia-fabricmanager of exactly " + cmp.Or(driver, "the driver's version") + ": " + f.fabricInstall(driver) + " && sudo systemctl enable --now nvidia-fabricmanager"
 	var states []string
 	var evidence []finding.Evidence
 	complete, spoken := true, false
@@ -508,7 +617,7 @@ func judgeFabric(f Facts) []finding.Finding {
 				what = "nvidia-fabricmanager is not installed"
 			}
 		} else {
-			fix = "sudo systemctl restart nvidia-fabricmanager; sudo journalctl -u nvidia-fabricmanager -n 50 says what it waits for"
+			fix = "sudo systemctl restart nvidia-fabricmanager. What it waits for is told by: sudo journalctl -u nvidia-fabricmanager -n 50"
 		}
 		return fail(fmt.Sprintf("%s, fabric state %s; %s, so CUDA answers with error 802", count(len(f.GPU.Devices), "GPU"), fabric, what), fix,
 			append(evidence, at(units, "nvidia-fabricmanager.service "+unit.Active))...)
@@ -518,6 +627,17 @@ func judgeFabric(f Facts) []finding.Finding {
 		return fail("there are NVSwitches and nvidia-fabricmanager is not running", fix, at(units, "nvidia-fabricmanager.service "+unit.Active))
 	}
 	return well("nvidia-fabricmanager is at work", at(units, "nvidia-fabricmanager.service active"))
+}
+
+// fabricInstall installs the fabric manager of a driver.
+func (f Facts) fabricInstall(driver string) string {
+	switch o := f.osRelease(); {
+	case o.suse():
+		return "sudo zypper install -y nvidia-fabricmanager=" + driver
+	case o.rpm():
+		return "sudo dnf install -y nvidia-fabricmanager-" + driver
+	}
+	return "sudo apt-get update && sudo apt-get install -y 'nvidia-fabricmanager-" + strings.Split(driver, ".")[0] + "=" + driver + "*'"
 }
 
 func judgeFabricVersion(f Facts) []finding.Finding {
@@ -544,9 +664,18 @@ func judgeFabricVersion(f Facts) []finding.Finding {
 			return well(v)
 		}
 		return fail(p.Name+" is "+v+", the driver "+driver,
-			"sudo apt-get install -y '"+p.Name+"="+driver+"*' && sudo systemctl restart nvidia-fabricmanager", finding.Evidence{File: "commands/dpkg-packages.txt", Line: p.Name + " " + p.Version})
+			f.fabricInstall(driver)+" && sudo systemctl restart nvidia-fabricmanager", packageEvidence(f, p))
 	}
 	return notApplicable("nvidia-fabricmanager is not installed")
+}
+
+// packageEvidence names the list that a package stands in.
+func packageEvidence(f Facts, p snapshot.Package) finding.Evidence {
+	name := snapshot.CommandDpkg
+	if f.Command(snapshot.CommandDpkg).State != snapshot.Present {
+		name = snapshot.CommandRPM
+	}
+	return finding.Evidence{File: "commands/" + name + ".txt", Line: p.Name + " " + p.Version}
 }
 
 // upstreamVersion is a package's version without epoch and revision.
@@ -619,6 +748,9 @@ func judgeDeviceNodes(f Facts) []finding.Finding {
 	}
 	fix := "sudo modprobe nvidia-uvm && sudo nvidia-modprobe -c 0 -u (nvidia-modprobe comes with the driver's utilities)"
 	switch {
+	case len(missing) == 1 && missing[0] == "/dev/nvidia-uvm" && len(stale) == 0:
+		// The first program that uses CUDA has it made, where nvidia-modprobe is there.
+		return repairable("gpu.device_nodes", warn("/dev/nvidia-uvm is absent until a program that uses CUDA has run", fix, evidence...))
 	case len(missing) > 0:
 		return repairable("gpu.device_nodes", fail("absent: "+some(6, missing), fix, evidence...))
 	case len(stale) > 0:
@@ -650,7 +782,7 @@ func judgePersistence(f Facts) []finding.Finding {
 
 func judgeComputeMode(f Facts) []finding.Finding {
 	return f.perDevice("compute mode", func(d gpu.Device) bool { return d.ComputeMode != "" }, func(d gpu.Device) (finding.Severity, string, string, string) {
-		fix := fmt.Sprintf("sudo nvidia-smi -i %d -c DEFAULT", d.Index)
+		fix := "sudo nvidia-smi -i " + gpuIndex + " -c DEFAULT"
 		switch d.ComputeMode {
 		case "default":
 			return finding.OK, "", "", ""
@@ -662,8 +794,8 @@ func judgeComputeMode(f Facts) []finding.Finding {
 }
 
 func judgeBusy(f Facts) []finding.Finding {
-	return f.perDevice("memory in use", func(d gpu.Device) bool { return d.Memory != nil && d.Memory.TotalBytes > 0 }, func(d gpu.Device) (finding.Severity, string, string, string) {
-		m := d.Memory
+	return f.perDevice("memory in use", func(d gpu.Device) bool { return memoryOf(d).TotalBytes > 0 || memoryOf(d).UsedBytes > 0 }, func(d gpu.Device) (finding.Severity, string, string, string) {
+		m := memoryOf(d)
 		used := m.UsedBytes
 		var ours bool
 		var holders []string
@@ -687,55 +819,127 @@ func judgeBusy(f Facts) []finding.Finding {
 			return finding.OK, "", "", ""
 		}
 		measured := fmt.Sprintf("%s of %s free", gib(m.FreeBytes), gib(m.TotalBytes))
+		if m.TotalBytes == 0 {
+			measured = gib(used) + " in use"
+		}
 		if len(holders) > 0 {
 			measured += "; held by " + some(4, holders)
 		} else {
 			measured += "; NVML names no process (another PID namespace, or left over)"
 		}
-		if float64(m.FreeBytes) < utilisation*float64(m.TotalBytes) {
-			return finding.Fail, measured, "End these programs, such as by: " + endCommand(f, d), "memory.free_bytes"
+		if float64(m.FreeBytes) < utilisation*float64(m.TotalBytes) || m.TotalBytes == 0 && tooMuchAnywhere(used) {
+			return finding.Fail, measured, "End what holds it: " + endCommand(f, d), "memory.free_bytes"
 		}
 		if used < foreignBytes {
 			return finding.Info, measured, "", "processes"
 		}
-		return finding.Warn, measured, "End these programs, such as by: " + endCommand(f, d), "memory.used_bytes"
+		return finding.Warn, measured, "End what holds it: " + endCommand(f, d), "memory.used_bytes"
 	})
 }
 
-// endCommand is how to end those who hold a GPU.
-func endCommand(f Facts, d gpu.Device) string {
-	for _, p := range d.Processes {
-		if strings.HasPrefix(f.owner(p), "Docker container ") {
-			return "sudo docker stop " + strings.TrimPrefix(f.owner(p), "Docker container ")
-		}
-		if f.owner(p) == "" || strings.HasPrefix(f.owner(p), "ended") {
-			continue
-		}
+// tooMuchAnywhere says whether what others hold leaves too little on the largest GPU
+// there is.
+func tooMuchAnywhere(used uint64) bool {
+	var largest int64
+	for _, p := range gpu.Products() {
+		largest = max(largest, p.MemoryMiB)
 	}
-	if len(d.Processes) > 0 {
-		return "sudo kill " + strconv.Itoa(d.Processes[0].PID)
-	}
-	return "sudo fuser -v /dev/nvidia" + strconv.Itoa(d.Index) + " (lists them); sudo reboot when nobody is listed"
+	return float64(used) > (1-utilisation)*float64(largest)*(1<<20)
 }
 
-var dockerScope = regexp.MustCompile(`docker[-/]([0-9a-f]{4,64})(?:\.scope)?`)
+// memoryOf is a GPU's memory. Where only the processes are known, the rest follows from
+// the product.
+func memoryOf(d gpu.Device) gpu.Memory {
+	if d.Memory != nil {
+		return *d.Memory
+	}
+	var m gpu.Memory
+	for _, p := range d.Processes {
+		if p.UsedBytes != nil {
+			m.UsedBytes += *p.UsedBytes
+		}
+	}
+	product, ok := gpu.ProductByName(d.Name)
+	if !ok {
+		product, ok = gpu.ProductByPCI(d.PCIDevice)
+	}
+	if !ok || m.UsedBytes == 0 {
+		return m
+	}
+	m.TotalBytes = uint64(max(product.MemoryMiB, 0)) << 20
+	m.FreeBytes = m.TotalBytes - min(m.TotalBytes, m.UsedBytes)
+	return m
+}
 
-// owner says under whose roof a process runs, by its control group.
+// endCommand is how to end those who hold a GPU: by whoever would start them again.
+func endCommand(f Facts, d gpu.Device) string {
+	var commands []string
+	add := func(command string) {
+		if !slices.Contains(commands, command) {
+			commands = append(commands, command)
+		}
+	}
+	for _, p := range d.Processes {
+		t := f.File("/proc/" + strconv.Itoa(p.PID) + "/cgroup")
+		switch m := holder(t.Data); m.kind {
+		case "docker", "podman":
+			add("sudo " + m.kind + " stop " + m.name)
+		case "service":
+			add("sudo systemctl stop " + m.name)
+		case "pod":
+			add("delete its pod, which is among these: sudo kubectl get pods -A")
+		default:
+			add("sudo kill " + strconv.Itoa(p.PID))
+		}
+	}
+	if len(commands) > 0 {
+		return strings.Join(commands[:min(len(commands), 4)], "; ")
+	}
+	return "sudo fuser -v /dev/nvidia" + strconv.Itoa(d.Index) + " (lists them). When nobody is listed: sudo reboot"
+}
+
+var (
+	containerScope = regexp.MustCompile(`(docker|libpod)[-/]([0-9a-f]{4,64})(?:\.scope)?`)
+	serviceScope   = regexp.MustCompile(`system\.slice/(?:[^/\n]*/)*([\w@.:-]+\.service)`)
+)
+
+// roof is what a process runs under.
+type roof struct{ kind, name string }
+
+// holder reads a control group.
+func holder(cgroup string) roof {
+	if strings.Contains(cgroup, "kubepods") {
+		return roof{kind: "pod"}
+	}
+	if m := containerScope.FindStringSubmatch(cgroup); m != nil {
+		return roof{kind: map[string]string{"docker": "docker", "libpod": "podman"}[m[1]], name: m[2][:min(12, len(m[2]))]}
+	}
+	if m := serviceScope.FindStringSubmatch(cgroup); m != nil {
+		return roof{kind: "service", name: m[1]}
+	}
+	if strings.Contains(cgroup, "user.slice") {
+		return roof{kind: "session"}
+	}
+	return roof{}
+}
+
+// owner says in words under whose roof a process runs.
 func (f Facts) owner(p gpu.Process) string {
 	t := f.File("/proc/" + strconv.Itoa(p.PID) + "/cgroup")
 	if t.State != snapshot.Present {
 		return ""
 	}
-	if m := dockerScope.FindStringSubmatch(t.Data); m != nil {
-		return "Docker container " + m[1][:min(12, len(m[1]))]
-	}
-	switch {
-	case strings.Contains(t.Data, "kubepods"):
+	switch m := holder(t.Data); m.kind {
+	case "docker":
+		return "Docker container " + m.name
+	case "podman":
+		return "Podman container " + m.name
+	case "pod":
 		return "a pod of Kubernetes"
-	case strings.Contains(t.Data, "user.slice"):
+	case "service":
+		return "the service " + m.name
+	case "session":
 		return "somebody's session"
-	case strings.Contains(t.Data, "system.slice"):
-		return "a system service"
 	}
 	return ""
 }
@@ -805,7 +1009,7 @@ func judgeIOMMU(f Facts) []finding.Finding {
 	}) {
 		return notApplicable("the GPUs have NVLink")
 	}
-	fix := "On a machine of your own, boot with iommu=pt (add it to GRUB_CMDLINE_LINUX in /etc/default/grub, sudo update-grub, sudo reboot)"
+	fix := "On a machine of your own: " + f.bootWith("iommu=pt")
 	for _, name := range f.Glob("/sys/kernel/iommu_groups/*/type") {
 		if t := f.File(name); strings.HasPrefix(t.Trimmed(), "DMA") {
 			return warn("the IOMMU translates between GPUs without NVLink: several GPUs for one model can hang", fix, at(t, t.Trimmed()))

@@ -32,7 +32,7 @@ func driverChecks() []Check {
 		{
 			ID: "gpu.present", Title: "NVIDIA GPU", Required: "at least one NVIDIA GPU on the PCI bus",
 			Source: "dstackai/dstack#1356; linux Documentation/ABI/testing/sysfs-bus-pci", Judge: judgePresent,
-			Causes: []string{"host.container"},
+			Causes: []string{"host.container", "gpu.xid.79", "gpu.pci.fallen_off"},
 		},
 		{
 			ID: "gpu.driver.nouveau", Title: "nouveau instead of the NVIDIA driver", Required: "no GPU in nouveau's hands",
@@ -108,11 +108,14 @@ func judgePresent(f Facts) []finding.Finding {
 		return well(count(len(gpus), "GPU")+" at "+some(8, names), atPath("/sys/bus/pci/devices/"+gpus[0].address+"/vendor", "0x10de"))
 	case f.GPU != nil && len(f.GPU.Devices) > 0:
 		return well(count(len(f.GPU.Devices), "GPU"), finding.Evidence{File: "gpu.json", Field: "devices"})
+	case known && f.GPU == nil && strings.HasPrefix(f.traces(), "an NVSwitch"):
+		// There are no switches without GPUs; whoever took these facts left them out.
+		return unknown("which GPUs there are beside "+f.traces(), "")
 	case known:
 		return fail("no NVIDIA GPU (vendor 10de) among the PCI devices",
-			"Start a machine with an NVIDIA GPU: on a cloud, an instance type that has one; on your own, /usr/bin/lspci -d 10de: must list it",
+			"Start a machine with an NVIDIA GPU: on a cloud, an instance type that has one. On a machine of your own, this must list it: sudo lspci -d 10de:",
 			atPath("/sys/bus/pci/devices", ""))
-	case f.GPU != nil:
+	case f.reportedNone():
 		return fail("no NVIDIA GPU found", "Start a machine with an NVIDIA GPU", finding.Evidence{File: "gpu.json", Field: "devices"})
 	}
 	return unknown("/sys/bus/pci/devices", cmp.Or(f.Manifest.Unreadable["host/sys/bus/pci/devices"], "not there"))
@@ -129,9 +132,23 @@ func (f Facts) noGPU() []finding.Finding {
 func judgeNouveau(f Facts) []finding.Finding {
 	gpus, known := f.pciGPUs()
 	var held []string
+	var evidence []finding.Evidence
+	bound := false
 	for _, g := range gpus {
+		bound = bound || g.driver != ""
 		if g.driver == "nouveau" || g.driver == "nova-core" {
 			held = append(held, fmt.Sprintf("pci %s driver=%s", g.address, g.driver))
+			evidence = append(evidence, atPath("/sys/bus/pci/devices/"+g.address+"/driver", g.driver))
+		}
+	}
+	// Where nobody looked who has the GPU, the driver itself says that another took it.
+	if loaded, t := f.modules(); !bound && (loaded["nouveau"] || loaded["nova_core"]) {
+		lines, log := f.kernelLog()
+		for _, line := range lines {
+			if strings.Contains(line, "NVRM:") && strings.Contains(line, "probe routine was not called") {
+				held, evidence = append(held, "nouveau is loaded and the NVIDIA driver found the GPU taken"), append(evidence, at(t, "nouveau"), at(log, line))
+				break
+			}
 		}
 	}
 	switch {
@@ -139,7 +156,7 @@ func judgeNouveau(f Facts) []finding.Finding {
 		return fail(strings.Join(held, "; "),
 			`printf 'blacklist nouveau\noptions nouveau modeset=0\n' | sudo tee /etc/modprobe.d/nvidia-no-nouveau.conf; `+
 				rebuildInitramfs(f)+`; sudo reboot`,
-			atPath("/sys/bus/pci/devices/"+strings.Fields(held[0])[1]+"/driver", "nouveau"))
+			evidence...)
 	case len(gpus) > 0:
 		return well("not in the way")
 	case known:
@@ -182,7 +199,7 @@ const secureBootVariable = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-1
 // secureBoot reads the firmware's variable: four bytes of attributes, then the value.
 func (f Facts) secureBoot() (on, known bool, from finding.Evidence) {
 	t := f.File(secureBootVariable)
-	if t.State == snapshot.Present && len(t.Data) >= 5 {
+	if t.State == snapshot.Present && len(t.Data) == 5 && t.Data[4] <= 1 {
 		return t.Data[4] == 1, true, at(t, fmt.Sprintf("byte 5 = %d", t.Data[4]))
 	}
 	if sb := f.Command("mokutil-sb-state"); sb.State == snapshot.Present {
@@ -204,22 +221,36 @@ func judgeSecureBoot(f Facts) []finding.Finding {
 		return none
 	}
 	on, known, from := f.secureBoot()
+	loaded := f.loadedDriver() != ""
+	lines, log := f.kernelLog()
+	refused := ""
+	if i := slices.IndexFunc(lines, rejected.MatchString); i >= 0 && !loaded {
+		refused = lines[i]
+	}
+	key := "/var/lib/shim-signed/mok/MOK.der"
+	fix := "On Ubuntu, install the signed modules: sudo apt-get install -y linux-modules-nvidia-580-server-open-$(uname -r). Elsewhere "
+	if o := f.osRelease(); o.rpm() {
+		key, fix = "/var/lib/dkms/mok.pub", ""
+	} else if o.id == "ubuntu" {
+		fix = "Install the signed modules: sudo apt-get install -y linux-modules-nvidia-580-server-open-$(uname -r). Or "
+	}
+	fix += "enrol the module's key, which asks for a confirmation on the serial console at the next boot: sudo mokutil --import " + key + ". Or start the VM without Secure Boot"
+	fix = strings.ToUpper(fix[:1]) + fix[1:]
 	switch {
+	case refused != "" && on:
+		return fail("Secure Boot is on and the kernel rejected an unsigned module", fix, from, at(log, refused))
+	case refused != "" && known:
+		// The kernel can ask for signatures by itself: module.sig_enforce, lockdown.
+		return fail("Secure Boot is off, but the kernel asks for signed modules and rejected one without", fix+
+			". Where nobody wants that: "+f.bootWithout("module.sig_enforce"), from, at(log, refused))
+	case refused != "":
+		return fail("the kernel rejected a module that is not signed by a key it trusts", fix, at(log, refused))
 	case !known:
 		return unknown("whether Secure Boot is on", f.File(secureBootVariable).Why)
 	case !on:
 		return well("Secure Boot is off", from)
-	case f.loadedDriver() != "":
+	case loaded:
 		return well("Secure Boot is on and the NVIDIA module was accepted", from)
-	}
-	fix := "Install the distribution's signed modules (Ubuntu: sudo apt-get install -y linux-modules-nvidia-580-server-open-$(uname -r)), " +
-		"or enrol the module's key (sudo mokutil --import /var/lib/shim-signed/mok/MOK.der, then confirm on the serial console at the next boot), " +
-		"or start the VM without Secure Boot"
-	lines, log := f.kernelLog()
-	for _, line := range lines {
-		if rejected.MatchString(line) {
-			return fail("Secure Boot is on and the kernel rejected an unsigned module", fix, from, at(log, line))
-		}
 	}
 	info := f.Command("modinfo-nvidia")
 	if info.State == snapshot.Present && info.Exit == 0 {
@@ -377,16 +408,62 @@ func judgeDriver(f Facts) []finding.Finding {
 		return well("loaded", at(t, "nvidia"))
 	}
 	if f.driverInstalled() {
+		if conf, line := f.blocked("nvidia"); line != "" {
+			return named("gpu.driver.not_loaded", fail("the driver is installed, but "+shown(conf.Place)+" keeps its kernel module from loading: "+line,
+				"sudo sed -i '/^ *"+strings.Fields(line)[0]+" *nvidia\\b/d' "+shown(conf.Place)+" && "+rebuildInitramfs(f)+" && sudo reboot", at(conf, line)))
+		}
 		return named("gpu.driver.not_loaded", fail("the driver is installed but its kernel module is not loaded",
-			"sudo modprobe nvidia; when that fails, sudo dmesg | tail -n 20 says why", at(t, "no line begins with nvidia")))
+			"sudo modprobe nvidia. When that fails, why is told by: sudo dmesg | tail -n 20", at(t, "no line begins with nvidia")))
 	}
-	fix := "sudo apt-get update && sudo apt-get install -y linux-headers-$(uname -r) nvidia-headless-580-server-open nvidia-utils-580-server && sudo reboot"
-	if f.osRelease().rpm() {
-		fix = "Add NVIDIA's repository (docs.nvidia.com/datacenter/tesla/driver-installation-guide), then: sudo dnf module install -y nvidia-driver:open-dkms && sudo reboot"
-	} else if f.osRelease().id == "debian" {
-		fix = "Add NVIDIA's repository (docs.nvidia.com/datacenter/tesla/driver-installation-guide), then: sudo apt-get install -y nvidia-open && sudo reboot"
+	return named("gpu.driver.missing", fail("no NVIDIA driver is installed", f.driverInstall(), at(t, "no line begins with nvidia")))
+}
+
+// blocked returns the line of modprobe's settings that keeps a module from loading.
+func (f Facts) blocked(module string) (conf snapshot.Text, line string) {
+	for _, dir := range []string{"/etc/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"} {
+		for _, name := range f.Glob(dir + "/*.conf") {
+			t := f.File(name)
+			for _, l := range t.Lines() {
+				words := strings.Fields(l)
+				if len(words) < 2 || words[1] != module {
+					continue
+				}
+				never := len(words) == 3 && slices.Contains([]string{"/bin/false", "/bin/true", "/usr/bin/false", "/usr/bin/true"}, words[2])
+				if words[0] == "blacklist" || words[0] == "install" && never {
+					return t, strings.Join(words, " ")
+				}
+			}
+		}
 	}
-	return named("gpu.driver.missing", fail("no NVIDIA driver is installed", fix, at(t, "no line begins with nvidia")))
+	return conf, ""
+}
+
+// driverInstall is how the driver comes onto this distribution, with the open modules
+// (docs.nvidia.com/datacenter/tesla/driver-installation-guide).
+func (f Facts) driverInstall() string {
+	const repository = "Add NVIDIA's repository (docs.nvidia.com/datacenter/tesla/driver-installation-guide), then: "
+	switch o := f.osRelease(); {
+	case o.suse():
+		return repository + "sudo zypper install -y nvidia-open && sudo reboot"
+	case o.id == "fedora" || o.rpm() && strings.HasPrefix(o.version, "1"):
+		return repository + "sudo dnf install -y nvidia-open && sudo reboot"
+	case o.rpm():
+		return repository + "sudo dnf module enable -y nvidia-driver:open-dkms && sudo dnf install -y nvidia-open && sudo reboot"
+	case o.id == "debian":
+		return repository + "sudo apt-get update && sudo apt-get install -y nvidia-open && sudo reboot"
+	}
+	return "sudo apt-get update && sudo apt-get install -y linux-headers-$(uname -r) nvidia-headless-580-server-open nvidia-utils-580-server && sudo reboot"
+}
+
+// driverHold keeps the driver's packages as they are.
+func (f Facts) driverHold() string {
+	switch o := f.osRelease(); {
+	case o.suse():
+		return "sudo zypper addlock '*nvidia*'"
+	case o.rpm():
+		return "sudo dnf install -y 'dnf-command(versionlock)' && sudo dnf versionlock add '*nvidia*'"
+	}
+	return "sudo apt-mark hold $(dpkg-query -W -f '${Package} ' '*nvidia*')"
 }
 
 var librarySuffix = regexp.MustCompile(`libnvidia-ml\.so\.(\d+(?:\.\d+)+)$`)
@@ -410,7 +487,14 @@ func (f Facts) library() string {
 		if state != snapshot.Present {
 			continue
 		}
-		return cmp.Or(e.Target, e.Path)
+		if e.Target != "" {
+			return e.Target
+		}
+		// Where nobody noted where the link leads, the one library beside it is meant.
+		if beside := f.Glob(path.Dir(name) + "/libnvidia-ml.so.*.*"); len(beside) == 1 {
+			return beside[0]
+		}
+		return e.Path
 	}
 	return ""
 }
@@ -448,12 +532,7 @@ func judgeLibMismatch(f Facts) []finding.Finding {
 		measured += "; an automatic update replaced the libraries under the loaded module"
 		evidence = append(evidence, at(history, "Commandline: /usr/bin/unattended-upgrade"))
 	}
-	fix := "sudo reboot (running GPU programs end), then keep it from happening again: "
-	if f.osRelease().rpm() {
-		fix += "sudo dnf versionlock add 'nvidia*'"
-	} else {
-		fix += "sudo apt-mark hold $(dpkg-query -W -f '${Package} ' '*nvidia*')"
-	}
+	fix := "sudo reboot (running GPU programs end), then keep it from happening again: " + f.driverHold()
 	return fail(measured, fix, evidence...)
 }
 
@@ -538,6 +617,9 @@ func judgeNextBoot(f Facts) []finding.Finding {
 	if info := f.Command("modinfo-nvidia"); next == running && info.State == snapshot.Present && info.Exit == 0 {
 		return well(next+" has one", at(info, firstLine(info.Data)))
 	}
+	if packages, _ := f.Packages(); installed(packages, "akmod-nvidia") {
+		return well("akmods builds it when " + next + " starts")
+	}
 	return warn(fmt.Sprintf("the next boot takes %s, which has no nvidia.ko (running %s)", next, running),
 		"Before any reboot: "+f.installs("linux-headers-"+next, "kernel-devel-"+next)+" && sudo dkms autoinstall -k "+next,
 		atPath(from, next), atPath("/lib/modules/"+next, "no nvidia.ko"))
@@ -560,7 +642,9 @@ func judgeFlavour(f Facts) []finding.Finding {
 		return well("open kernel modules", from)
 	}
 	fix := "Install the open modules of the same driver, such as: sudo apt-get install -y nvidia-headless-580-server-open linux-modules-nvidia-580-server-open-$(uname -r) && sudo reboot"
-	if f.osRelease().rpm() {
+	if o := f.osRelease(); o.suse() || o.id == "debian" {
+		fix = f.driverInstall()
+	} else if o.rpm() {
 		fix = "sudo dnf module switch-to -y nvidia-driver:open-dkms && sudo reboot"
 	}
 	lines, log := f.kernelLog()
@@ -612,8 +696,8 @@ func judgeBranch(f Facts) []finding.Finding {
 	case f.Manifest.Time.IsZero():
 		return unknown("today's date", "")
 	case listed && f.Manifest.Time.After(end):
-		return warn(fmt.Sprintf("R%d got its last fixes in %s", major, end.AddDate(0, 0, -1).Format("January 2006")),
-			"Move to a supported branch such as R580, at a time when the GPU is free", atPath("/sys/module/nvidia/version", v))
+		return note(fmt.Sprintf("R%d got its last fixes in %s; move to a supported branch such as R580 when the GPU is free", major, end.AddDate(0, 0, -1).Format("January 2006")),
+			atPath("/sys/module/nvidia/version", v))
 	case listed:
 		return well(fmt.Sprintf("R%d gets fixes until %s", major, end.AddDate(0, 0, -1).Format("January 2006")))
 	}
@@ -673,7 +757,7 @@ func judgeCUDA(f Facts) []finding.Finding {
 	case !less:
 		out = well(fmt.Sprintf("driver %s serves CUDA %s", driver, served), evidence...)
 	default:
-		fix := "Update the driver (it needs a reboot), or take an older image of the model server: sudo llmbox install --config FILE with components.model.values.image. NVIDIA_DISABLE_REQUIRE only hides the problem"
+		fix := "Update the driver to R580 when nobody uses the GPU: " + f.driverInstall() + ". Or take an older image of the model server: components.model.values.image in /etc/llmbox/config.yaml. NVIDIA_DISABLE_REQUIRE only hides the problem"
 		out = fail(fmt.Sprintf("driver %s serves CUDA %s, image needs >=%s", driver, served, f.Need.CUDA), fix, evidence...)
 		if wantMajor == haveMajor {
 			out[0].Measured += "; NVIDIA_REQUIRE_CUDA in the image refuses it"
@@ -718,24 +802,24 @@ type endingAdvice struct {
 func endings() map[gpu.Ending]endingAdvice {
 	return map[gpu.Ending]endingAdvice{
 		gpu.EndingLibraryNotFound: {finding.Fail, "libnvidia-ml.so.1 was not found: the driver's libraries are not installed",
-			"Install the driver's utilities of the same version as the module, such as: sudo apt-get install -y nvidia-utils-580-server; then sudo ldconfig"},
+			"Install the driver's utilities of the same version as the module, such as: sudo apt-get install -y nvidia-utils-580-server && sudo ldconfig"},
 		gpu.EndingVersionMismatch: {finding.Fail, "the driver and its library are of different versions", "sudo reboot"},
-		gpu.EndingDriverNotLoaded: {finding.Fail, "the driver's kernel module is not loaded", "sudo modprobe nvidia; when that fails, sudo dmesg | tail -n 20 says why"},
+		gpu.EndingDriverNotLoaded: {finding.Fail, "the driver's kernel module is not loaded", "sudo modprobe nvidia. When that fails, why is told by: sudo dmesg | tail -n 20"},
 		gpu.EndingNoPermission: {finding.Fail, "no permission to use the GPU",
-			"Run it as root: sudo llmbox preflight; if it is root already, ls -l /dev/nvidiactl /dev/nvidia0 must show crw-rw-rw-"},
+			"Run it as root: sudo llmbox preflight. If that says the same: sudo chmod 0666 /dev/nvidia*"},
 		gpu.EndingGPULost: {finding.Fail, "a GPU no longer answers: it fell off the bus",
 			"Stop the machine and start it again (a full power cycle; a reset is not enough). If it comes back, ask the provider for another machine"},
 		gpu.EndingTimeout: {finding.Fail, "NVML gave no answer within its deadline: the driver hangs",
-			"sudo reboot; if it happens again, update the driver"},
+			"sudo reboot. If it happens again, update the driver to R580"},
 		gpu.EndingKilled: {finding.Fail, "NVML crashed",
-			"Reinstall the driver's libraries in the module's version: sudo apt-get install --reinstall -y libnvidia-compute-580-server; then sudo ldconfig"},
+			"Reinstall the driver's libraries in the module's version: sudo apt-get install --reinstall -y libnvidia-compute-580-server && sudo ldconfig"},
 		gpu.EndingNotStarted: {finding.Warn, "llmbox's helper that asks NVML could not be started here",
-			"Nothing to do when nvidia-smi spoke instead; else install the C library (glibc 2.31 or newer)"},
+			"Nothing to do when nvidia-smi spoke instead. Else use a distribution with the GNU C library, such as Ubuntu 24.04"},
 		gpu.EndingHelperAbsent: {finding.Info, "this build of llmbox carries no helper that asks NVML", ""},
 		gpu.EndingMissingSymbol: {finding.Fail, "libnvidia-ml.so.1 lacks functions that every supported driver has",
-			"Remove the stray copy that ldconfig -p | grep libnvidia-ml shows, or update the driver"},
+			"Update the driver, or remove the stray copy of the library that this lists: sudo ldconfig -p | grep libnvidia-ml"},
 		gpu.EndingBadAnswer: {finding.Warn, "what the helper that asks NVML wrote could not be read", "sudo llmbox support-bundle, and report it"},
-		gpu.EndingError:     {finding.Fail, "NVML reported an error", "sudo dmesg | grep NVRM shows the driver's own words; sudo reboot often helps"},
+		gpu.EndingError:     {finding.Fail, "NVML reported an error", "A reboot often helps: sudo reboot. The driver's own words: sudo dmesg | grep NVRM"},
 	}
 }
 
@@ -773,7 +857,7 @@ func judgeNVML(f Facts) []finding.Finding {
 			measured += " in " + end.LastCall
 		}
 		measured += ")"
-	case end.Ending == gpu.EndingTimeout:
+	case end.Ending == gpu.EndingTimeout && end.ElapsedMS >= 1000:
 		measured = fmt.Sprintf("NVML gave no answer within %d s: the driver hangs", end.ElapsedMS/1000)
 		if end.LastCall != "" {
 			measured += " in " + end.LastCall

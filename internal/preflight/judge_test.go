@@ -3,6 +3,7 @@ package preflight
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -208,5 +209,24 @@ func TestVersions(t *testing.T) {
 		if !kernelLess(c[0], c[1]) || kernelLess(c[1], c[0]) {
 			t.Errorf("%s must come before %s", c[0], c[1])
 		}
+	}
+}
+
+// What only warns explains no failure away: the failure stops the install, the warning
+// does not.
+func TestArrangeKeepsFailuresBehindWarnings(t *testing.T) {
+	found := Arrange([]finding.Finding{
+		{ID: "space", Severity: finding.Fail, Causes: []string{"pressure"}},
+		{ID: "pressure", Severity: finding.Warn, Causes: []string{"space"}},
+		{ID: "other", Severity: finding.Warn, Causes: []string{"pressure"}},
+		{ID: "down", Severity: finding.Fail, Causes: []string{"space", "pressure"}},
+	})
+	got := map[string]string{}
+	for _, f := range found {
+		got[f.ID] = strings.Join(f.Causes, ",")
+	}
+	want := map[string]string{"space": "", "pressure": "space", "other": "pressure", "down": "space"}
+	if !maps.Equal(got, want) || found[0].ID != "space" {
+		t.Errorf("%v, first %s", got, found[0].ID)
 	}
 }

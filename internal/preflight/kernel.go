@@ -95,6 +95,12 @@ func (f Facts) unified() (v2, known bool, from finding.Evidence) {
 			return m.kind == "cgroup2", true, at(t, m.source+" "+m.point+" "+m.kind)
 		}
 	}
+	// Each controller of version 1 has a directory of its own.
+	for _, controller := range []string{"memory", "cpuset", "pids", "unified"} {
+		if dir := "/sys/fs/cgroup/" + controller; f.exists(dir) {
+			return false, true, atPath(dir, "directory")
+		}
+	}
 	var disks []snapshot.Disk
 	if state, _ := f.Probe(snapshot.ProbeDisks, &disks); state == snapshot.Present {
 		for _, d := range disks {
@@ -114,15 +120,12 @@ func judgeCgroupVersion(f Facts) []finding.Finding {
 	case v2:
 		return well("v2", from)
 	}
-	boot := "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&systemd.unified_cgroup_hierarchy=1 /' /etc/default/grub && sudo update-grub && sudo reboot"
-	if f.osRelease().rpm() {
-		boot = "sudo grubby --update-kernel=ALL --args=systemd.unified_cgroup_hierarchy=1 && sudo reboot"
-	}
+	boot := f.bootWith("systemd.unified_cgroup_hierarchy=1")
 	minor := kubernetesMinor(f.Need.K3sVersion)
 	if minor > 0 && minor < cgroupV1RefusedMinor {
 		return warn("v1, which Kubernetes 1.35 and newer refuses", boot, from)
 	}
-	return fail("v1: the statfs type of /sys/fs/cgroup is not cgroup2", boot+" (or k3s.extraArgs: [--kubelet-arg=fail-cgroupv1=false] in /etc/llmbox/config.yaml)", from)
+	return fail("v1: the statfs type of /sys/fs/cgroup is not cgroup2", boot+". Or, where a reboot is out of the question: "+installSet("k3s.extraArgs=--kubelet-arg=fail-cgroupv1=false"), from)
 }
 
 func judgeControllers(f Facts) []finding.Finding {
@@ -164,11 +167,11 @@ func judgeControllers(f Facts) []finding.Finding {
 	}
 	measured := "missing: " + strings.Join(missing, ", ")
 	evidence := []finding.Evidence{at(from, firstLine(from.Data))}
-	fix := "Boot with cgroup_enable=memory: sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&cgroup_enable=memory /' /etc/default/grub && sudo update-grub && sudo reboot"
+	fix := f.bootWith("cgroup_enable=" + missing[0])
 	if cmdline := f.File("/proc/cmdline"); strings.Contains(cmdline.Data, "cgroup_disable=") {
 		measured += "; the kernel was started with cgroup_disable"
 		evidence = append(evidence, at(cmdline, cmdline.Trimmed()))
-		fix = "Take cgroup_disable=… out of GRUB_CMDLINE_LINUX in /etc/default/grub, then: sudo update-grub && sudo reboot"
+		fix = f.bootWithout("cgroup_disable")
 	}
 	return fail(measured, fix, evidence...)
 }
@@ -262,10 +265,10 @@ func judgeForwarding(f Facts) []finding.Finding {
 		return unknownText(t)
 	}
 	setting, from := f.sysctlSetting("net.ipv4.ip_forward")
-	fix := "printf 'net.ipv4.ip_forward = 1\\n' | sudo tee /etc/sysctl.d/99-llmbox.conf; sudo sysctl --system"
+	fix := "printf 'net.ipv4.ip_forward = 1\\n' | sudo tee -a /etc/sysctl.d/99-llmbox.conf; sudo sysctl --system"
 	switch {
 	case setting == "0":
-		return repairable("host.sysctl", warn("a file turns it off at each boot, after which pods lose the network", fix+"; take the line out of "+shown(from.File), from))
+		return repairable("host.sysctl", warn("a file turns it off at each boot, after which pods lose the network", "sudo sed -i '/net.ipv4.ip_forward/d' "+shown(from.File)+"; "+fix, from))
 	case n == 0:
 		// k3s turns it on when it starts.
 		return well("off now; k3s turns it on", at(t, t.Trimmed()))
@@ -287,7 +290,7 @@ func judgeBridge(f Facts) []finding.Finding {
 		return unknownText(t)
 	}
 	setting, from := f.sysctlSetting("net.bridge.bridge-nf-call-iptables")
-	fix := "printf 'net.bridge.bridge-nf-call-iptables = 1\\n' | sudo tee /etc/sysctl.d/99-llmbox.conf; sudo sysctl --system"
+	fix := "printf 'net.bridge.bridge-nf-call-iptables = 1\\n' | sudo tee -a /etc/sysctl.d/99-llmbox.conf; sudo sysctl --system"
 	switch {
 	case n == 0 && setting == "0":
 		return repairable("host.sysctl", warn("0, and a file sets it so at each boot: services are not reached from pods of the same node", fix, from))
@@ -327,7 +330,7 @@ func judgeOvercommit(f Facts) []finding.Finding {
 		return well(strconv.FormatInt(n, 10))
 	}
 	return repairable("host.sysctl", warn("2: programs that reserve more address space than memory, as CUDA does, are refused",
-		"printf 'vm.overcommit_memory = 1\\n' | sudo tee /etc/sysctl.d/99-llmbox.conf; sudo sysctl --system", at(t, t.Trimmed())))
+		"printf 'vm.overcommit_memory = 1\\n' | sudo tee -a /etc/sysctl.d/99-llmbox.conf; sudo sysctl --system", at(t, t.Trimmed())))
 }
 
 func judgePanic(f Facts) []finding.Finding {
@@ -339,7 +342,7 @@ func judgePanic(f Facts) []finding.Finding {
 		return well("0")
 	}
 	return repairable("host.sysctl", warn(fmt.Sprintf("%d: the machine stops when one program runs out of memory", n),
-		"printf 'vm.panic_on_oom = 0\\n' | sudo tee /etc/sysctl.d/99-llmbox.conf; sudo sysctl --system", at(t, t.Trimmed())))
+		"printf 'vm.panic_on_oom = 0\\n' | sudo tee -a /etc/sysctl.d/99-llmbox.conf; sudo sysctl --system", at(t, t.Trimmed())))
 }
 
 func judgeEntropy(f Facts) []finding.Finding {
@@ -367,7 +370,7 @@ func judgeIptables(f Facts) []finding.Finding {
 		}
 		return n
 	}
-	fix := "Let k3s use its own iptables: k3s.extraArgs: [--prefer-bundled-bin] in /etc/llmbox/config.yaml"
+	fix := "Let k3s use its own iptables: " + installSet("k3s.extraArgs=--prefer-bundled-bin")
 	if legacy.State == snapshot.Present && nft.State == snapshot.Present && rules(legacy) > 0 && rules(nft) > 0 {
 		return warn(fmt.Sprintf("%d rules in the legacy tables and %d in nft's: one set does not see the other", rules(legacy), rules(nft)), fix, at(legacy, ""), at(nft, ""))
 	}

@@ -93,7 +93,7 @@ func judgeOtherKubernetes(f Facts) []finding.Finding {
 		names = append(names, c.name+" ("+c.sign+")")
 		running = running || c.running
 	}
-	fix := "If nobody needs it: " + others[0].remove + "; else install into it: llmbox install --kubeconfig FILE"
+	fix := "If nobody needs it: " + others[0].remove + ". Else install into it: llmbox install --kubeconfig FILE"
 	if running {
 		return fail(strings.Join(names, ", ")+" runs here", fix, atPath(others[0].sign, ""))
 	}
@@ -113,26 +113,30 @@ func judgeK3sRemains(f Facts) []finding.Finding {
 	program := f.firstExisting("/usr/local/bin/k3s", "/usr/bin/k3s")
 	unit := f.firstExisting("/etc/systemd/system/k3s.service", "/etc/systemd/system/k3s-agent.service")
 	data := f.firstExisting("/var/lib/rancher/k3s/server/db", "/var/lib/rancher/k3s/server/token", "/var/lib/rancher/k3s/agent")
-	remove := f.firstExisting("/usr/local/bin/k3s-uninstall.sh", "/usr/local/bin/k3s-agent-uninstall.sh")
-	wipe := "sudo rm -rf /var/lib/rancher/k3s /etc/rancher/k3s (this deletes that cluster's data)"
-	if remove != "" {
-		wipe = "sudo " + remove + " (this deletes that cluster and its data)"
-	}
+	wipe := f.k3sWipe()
 	switch {
 	case f.k3sRuns():
 		return fail("a k3s that llmbox did not install runs here",
-			"Install into it: sudo llmbox install --kubeconfig /etc/rancher/k3s/k3s.yaml; or, if nobody needs it: "+wipe, atPath(unit, ""))
+			"Install into it: sudo llmbox install --kubeconfig /etc/rancher/k3s/k3s.yaml. Or, if nobody needs it: "+wipe, atPath(unit, ""))
 	case data != "" && (program == "" || unit == ""):
 		return fail("half removed: "+data+" is still there, its "+missingPart(program, unit)+" not; a new k3s can't read the old data", wipe, atPath(data, ""))
 	case data != "":
 		return fail("a stopped k3s with its data ("+data+"): a new token does not open it",
-			"Start it and install into it: sudo systemctl start k3s; sudo llmbox install --kubeconfig /etc/rancher/k3s/k3s.yaml; or: "+wipe, atPath(data, ""))
+			"Start it and install into it: sudo systemctl start k3s; sudo llmbox install --kubeconfig /etc/rancher/k3s/k3s.yaml. Or, if nobody needs it: "+wipe, atPath(data, ""))
 	case unit != "" && program == "":
 		return warn("half removed: "+unit+" names a program that is gone", "sudo systemctl disable k3s; sudo rm "+unit, atPath(unit, ""))
 	case program != "":
 		return note(program+" is there; llmbox brings its own and checks it", atPath(program, ""))
 	}
 	return well("none")
+}
+
+// k3sWipe removes a k3s and its data.
+func (f Facts) k3sWipe() string {
+	if remove := f.firstExisting("/usr/local/bin/k3s-uninstall.sh", "/usr/local/bin/k3s-agent-uninstall.sh"); remove != "" {
+		return "sudo " + remove + " (this deletes that cluster and its data)"
+	}
+	return "sudo rm -rf /var/lib/rancher/k3s /etc/rancher/k3s (this deletes that cluster's data)"
 }
 
 func missingPart(program, unit string) string {
@@ -160,6 +164,9 @@ func judgeCNI(f Facts) []finding.Finding {
 		// Podman and Docker-like tools keep networks of their own here; k3s looks
 		// elsewhere, and only a cluster's own mislead others.
 		if slices.Contains([]string{"87-podman-bridge.conflist", "87-podman.conflist", ".lock", ".kubernetes-cni-keep", "200-loopback.conf", "99-loopback.conf"}, name) {
+			continue
+		}
+		if strings.HasPrefix(name, "nerdctl-") || strings.Contains(name, "podman") {
 			continue
 		}
 		if strings.HasSuffix(name, ".conf") || strings.HasSuffix(name, ".conflist") || strings.HasSuffix(name, ".json") {
@@ -199,10 +206,10 @@ func judgeMounts(f Facts) []finding.Finding {
 	fix := "sudo umount " + strings.Join(left[:min(len(left), 4)], " ")
 	if network != "" {
 		measured += "; " + network + " is a network share: deleting under it would delete the share's files"
-		fix = "sudo umount " + network + " first; then " + fix
+		fix = "First the share: sudo umount " + network + ". Then: " + fix
 	}
 	if f.exists("/usr/local/bin/k3s-killall.sh") {
-		fix = "sudo /usr/local/bin/k3s-killall.sh; or: " + fix
+		fix = "sudo /usr/local/bin/k3s-killall.sh. Or: " + fix
 	}
 	return warn(measured, fix, at(t, left[0]))
 }

@@ -48,7 +48,9 @@ type mutation struct {
 type row struct {
 	Check string `json:"check"`
 	// Pass is the healthy machine itself unless it says something else.
-	Pass     *mutation  `json:"pass"`
+	Pass *mutation `json:"pass"`
+	// Well are changes that look like failures and are none.
+	Well     []mutation `json:"well"`
 	Fail     []mutation `json:"fail"`
 	CantRead mutation   `json:"cant_read"`
 }
@@ -193,6 +195,7 @@ func TestMatrix(t *testing.T) {
 		from.read(t, mutation{})
 		from.read(t, r.CantRead)
 		from.read(t, r.Fail...)
+		from.read(t, r.Well...)
 		if r.Pass != nil {
 			from.read(t, *r.Pass)
 		}
@@ -223,6 +226,13 @@ func TestMatrix(t *testing.T) {
 			for _, f := range run(t, check, pass.facts(t, from)) {
 				if bad(f) || f.State == finding.Unreadable || f.State == finding.NotApplicable && pass.State != "not_applicable" {
 					t.Errorf("the passing case is %s, %s: %s", f.Severity, f.State, f.Measured)
+				}
+			}
+			for i, m := range r.Well {
+				for _, f := range run(t, check, m.facts(t, from)) {
+					if bad(f) || f.State == finding.Unreadable {
+						t.Errorf("harmless case %d is %s, %s: %s", i+1, f.Severity, f.State, f.Measured)
+					}
 				}
 			}
 			if len(r.Fail) == 0 {

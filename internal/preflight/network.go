@@ -157,11 +157,11 @@ func judgeRoute(f Facts) []finding.Finding {
 		fields := strings.Fields(line)
 		if len(fields) == 10 && fields[0] == strings.Repeat("0", 32) && fields[1] == "00" && fields[9] != "lo" {
 			return fail("only over IPv6 ("+fields[9]+")",
-				"Give the machine an IPv4 address; or set network.podCIDR and network.serviceCIDR to IPv6 networks in /etc/llmbox/config.yaml and k3s.extraArgs: [--node-ip=ADDRESS]", at(v6, line))
+				"Give the machine an IPv4 address with a default route; a private one is enough", at(v6, line))
 		}
 	}
 	return fail("none: k3s finds no address for itself",
-		"sudo ip route add default via GATEWAY dev INTERFACE; on a machine without a network: sudo ip link add dummy0 type dummy && sudo ip addr add 203.0.113.254/31 dev dummy0 && sudo ip link set dummy0 up && sudo ip route add default via 203.0.113.255 dev dummy0 metric 1000",
+		"sudo ip route add default via GATEWAY dev INTERFACE. On a machine without a network: sudo ip link add dummy0 type dummy && sudo ip addr add 203.0.113.254/31 dev dummy0 && sudo ip link set dummy0 up && sudo ip route add default via 203.0.113.255 dev dummy0 metric 1000",
 		at(t, "no line with destination 00000000"))
 }
 
@@ -196,10 +196,10 @@ func judgeHostname(f Facts) []finding.Finding {
 	evidence := atProbe(snapshot.ProbeSystem, "hostname")
 	// k3s turns upper case into lower case itself.
 	lower := strings.ToLower(name)
-	fix := "sudo hostnamectl set-hostname " + cleanName(lower) + "; or k3s.nodeName in /etc/llmbox/config.yaml"
+	fix := "sudo hostnamectl set-hostname " + cleanName(lower) + ". Or leave it and name the node: " + installSet("k3s.nodeName="+cleanName(lower))
 	switch {
 	case lower == "localhost" || strings.HasPrefix(lower, "localhost."):
-		return warn(name+": the node would be called so for ever", "sudo hostnamectl set-hostname llmbox; or k3s.nodeName in /etc/llmbox/config.yaml", evidence)
+		return warn(name+": the node would be called so for ever", "sudo hostnamectl set-hostname llmbox. Or leave it and name the node: "+installSet("k3s.nodeName=llmbox"), evidence)
 	case len(lower) > 253 || !rfc1123.MatchString(lower) || len(strings.Split(lower, ".")[0]) > 63:
 		return fail(strconv.Quote(name)+" is no name that a node may have", fix, evidence)
 	}
@@ -278,10 +278,13 @@ func judgeK3sPorts(f Facts) []finding.Finding {
 			evidence = append(evidence, finding.Evidence{File: "probes/" + snapshot.ProbeListeners + ".json", Line: fmt.Sprintf("%s:%d %s pid %d", l.Address, l.Port, l.Process, l.PID)})
 		}
 	}
-	fix := "Stop what holds them: sudo ss -ltnp lists it"
+	fix := "Stop what holds them, which this lists: sudo ss -lntup"
 	if others := f.otherKubernetes(); len(others) > 0 {
 		measured += " (" + others[0].name + ")"
-		fix = "Remove the other Kubernetes if nobody needs it: " + others[0].remove + "; or install into it: llmbox install --kubeconfig FILE"
+		fix = "Remove the other Kubernetes if nobody needs it: " + others[0].remove + ". Or install into it: llmbox install --kubeconfig FILE"
+	} else if f.k3sRuns() {
+		measured += " (a k3s that llmbox did not install)"
+		fix = "Install into it: sudo llmbox install --kubeconfig /etc/rancher/k3s/k3s.yaml. Or, if nobody needs it: " + f.k3sWipe()
 	}
 	return fail(measured, fix, evidence...)
 }
@@ -305,15 +308,47 @@ func judgePorts(f Facts) []finding.Finding {
 		return well("free")
 	}
 	for i, l := range holders {
-		for _, w := range wanted {
-			if w.Port == l.Port && w.What != "" {
-				held[i] += " (wanted for " + w.What + ")"
-				break
-			}
+		if what := whatFor(wanted, l.Port); what != "" {
+			held[i] += " (wanted for " + what + ")"
 		}
 	}
-	return fail(some(4, held), "Stop that program, or give the box another port: gateway.port in /etc/llmbox/config.yaml",
+	fix := "Stop that program (sudo ss -lntup shows it)"
+	if strings.HasPrefix(holders[0].Process, "docker-proxy") {
+		fix = "Stop the container of Docker that has this port (sudo docker ps shows it)"
+	}
+	switch what := whatFor(wanted, holders[0].Port); {
+	case what == gatewayWhat:
+		fix += ", or take another port: sudo llmbox install --port " + strconv.Itoa(f.freePort(holders[0].Port))
+	case what != "":
+		fix += ", or leave " + what + " out: sudo llmbox install --without " + what
+	}
+	return fail(some(4, held), fix,
 		finding.Evidence{File: "probes/" + snapshot.ProbeListeners + ".json", Line: fmt.Sprintf("%s:%d %s", holders[0].Address, holders[0].Port, holders[0].Process)})
+}
+
+// gatewayWhat is what the plan calls the gateway's own port, the one that a person may
+// choose.
+const gatewayWhat = "the gateway"
+
+func whatFor(wanted []PortNeed, port int) string {
+	for _, w := range wanted {
+		if w.Port == port {
+			return w.What
+		}
+	}
+	return ""
+}
+
+// freePort is the next port that nobody listens on.
+func (f Facts) freePort(after int) int {
+	var listeners []snapshot.Listener
+	// Without the list of listeners nobody would ask.
+	_, _ = f.Probe(snapshot.ProbeListeners, &listeners)
+	port := after + 1
+	for slices.ContainsFunc(listeners, func(l snapshot.Listener) bool { return l.Port == port }) {
+		port++
+	}
+	return port
 }
 
 // clusterInterface says whether k3s or its network made an interface.
@@ -368,7 +403,7 @@ func judgeOverlap(f Facts) []finding.Finding {
 	}
 	fix := "Choose other networks before the install (they can't change later)"
 	if a, b, ok := freeNetworks(routes, interfaces); ok {
-		fix += fmt.Sprintf(": network.podCIDR: %s and network.serviceCIDR: %s in /etc/llmbox/config.yaml", a, b)
+		fix += ": " + installSet("network.clusterCIDR="+a.String(), "network.serviceCIDR="+b.String())
 	}
 	return fail(some(3, hits), fix, evidence...)
 }
@@ -401,162 +436,6 @@ func freeNetworks(routes []route, interfaces []snapshot.Interface) (a, b netip.P
 	return free[0], free[1], true
 }
 
-func judgeFirewall(f Facts) []finding.Finding {
-	pods, services := f.podCIDR(), f.serviceCIDR()
-	measured, fix, evidence := f.blocking(pods, services)
-	if measured != "" {
-		return repairable("net.firewall", fail(measured, fix, evidence...))
-	}
-	ufw, firewalld := f.Command(snapshot.CommandUFW), f.Command(snapshot.CommandFirewallState)
-	rules, nft := f.Command(snapshot.CommandIptables), f.Command(snapshot.CommandNft)
-	units := f.Command(snapshot.CommandUnits)
-	if rules.State != snapshot.Present && nft.State != snapshot.Present && ufw.State != snapshot.Present && firewalld.State != snapshot.Present && units.State != snapshot.Present {
-		return unknown("the firewall's rules", cmp.Or(rules.Why, nft.Why, "neither rules nor services could be read"))
-	}
-	if unreadableRules(rules) && unreadableRules(nft) {
-		return unknown("the firewall's rules", "only root may read them")
-	}
-	return well("nothing in the way")
-}
-
-func unreadableRules(t snapshot.Text) bool {
-	return t.State == snapshot.Unreadable || t.State == snapshot.Present && t.Exit != 0
-}
-
-// blocking looks for a firewall that would drop what pods send: ufw and firewalld by
-// their own words, then the rules themselves.
-func (f Facts) blocking(pods, services string) (measured, fix string, evidence []finding.Evidence) {
-	ufw := f.Command(snapshot.CommandUFW)
-	conf := f.File("/etc/ufw/ufw.conf")
-	unit, state := f.Unit("ufw.service")
-	active := strings.HasPrefix(ufw.Data, "Status: active") ||
-		ufw.State != snapshot.Present && assignments(conf.Data)["ENABLED"] == "yes" && (state != snapshot.Present || unit.Active == "active")
-	if active {
-		allowed := func(cidr string) bool {
-			return slices.ContainsFunc(ufw.Lines(), func(l string) bool {
-				return strings.Contains(l, cidr) && strings.Contains(l, "ALLOW")
-			})
-		}
-		if !allowed(pods) || !allowed(services) {
-			e := at(ufw, firstLine(ufw.Data))
-			if ufw.State != snapshot.Present {
-				e = at(conf, "ENABLED=yes")
-			}
-			return "ufw active, no allow for " + pods + " and " + services,
-				fmt.Sprintf("sudo ufw allow from %s to any && sudo ufw allow from %s to any && sudo ufw reload", pods, services), []finding.Evidence{e}
-		}
-		return "", "", nil
-	}
-	running := f.Command(snapshot.CommandFirewallState)
-	if running.State == snapshot.Present && running.Trimmed() == "running" {
-		zones := f.Command(snapshot.CommandFirewallZones)
-		sources := trustedSources(zones.Data)
-		if !slices.Contains(sources, pods) || !slices.Contains(sources, services) {
-			return "firewalld active, " + pods + " and " + services + " not in the zone trusted",
-				fmt.Sprintf("sudo firewall-cmd --permanent --zone=trusted --add-source=%s --add-source=%s && sudo firewall-cmd --reload", pods, services),
-				[]finding.Evidence{at(running, "running")}
-		}
-		return "", "", nil
-	}
-	rules := f.Command(snapshot.CommandIptables)
-	for _, chain := range []string{"INPUT", "FORWARD"} {
-		if line := dropsAll(rules, chain, pods); line != "" {
-			return "iptables: " + line + ", no accept for " + pods,
-				fmt.Sprintf("sudo iptables -I INPUT -s %s -j ACCEPT && sudo iptables -I FORWARD -s %s -j ACCEPT && sudo iptables -I FORWARD -d %s -j ACCEPT, and the same in /etc/iptables/rules.v4", pods, pods, pods),
-				[]finding.Evidence{at(rules, line)}
-		}
-	}
-	nft := f.Command(snapshot.CommandNft)
-	if table, line := nftDrops(nft, pods); table != "" {
-		return "nftables: table " + table + " drops what it does not know, no accept for " + pods,
-			"Let " + pods + " and " + services + " through in /etc/nftables.conf (input and forward), then: sudo systemctl reload nftables", []finding.Evidence{at(nft, line)}
-	}
-	return "", "", nil
-}
-
-// trustedSources are the sources of firewalld's zone "trusted".
-func trustedSources(zones string) []string {
-	in := false
-	for line := range strings.Lines(zones) {
-		if line != "" && line[0] != ' ' && line[0] != '\t' {
-			in = strings.HasPrefix(line, "trusted")
-			continue
-		}
-		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), "sources:"); ok && in {
-			return strings.Fields(rest)
-		}
-	}
-	return nil
-}
-
-// dropsAll returns the rule or policy of a chain that refuses what nothing before it
-// accepted. Docker sets the policy of FORWARD to DROP, and k3s's own rules come
-// before it, so that alone is harmless.
-func dropsAll(rules snapshot.Text, chain, pods string) string {
-	in := false
-	accepted := false
-	drop := ""
-	for _, line := range rules.Lines() {
-		if strings.HasPrefix(line, "*") {
-			in = line == "*filter"
-			continue
-		}
-		if !in {
-			continue
-		}
-		if strings.HasPrefix(line, ":"+chain+" DROP") && chain == "INPUT" {
-			drop = chain + " policy DROP"
-		}
-		rule, ok := strings.CutPrefix(line, "-A "+chain+" ")
-		if !ok {
-			continue
-		}
-		if strings.Contains(rule, pods) && strings.HasSuffix(rule, "ACCEPT") {
-			accepted = true
-		}
-		if (strings.HasPrefix(rule, "-j REJECT") || rule == "-j DROP") && !accepted {
-			drop = "-A " + chain + " " + rule
-		}
-	}
-	if accepted {
-		return ""
-	}
-	return drop
-}
-
-// nftDrops returns a table other than iptables' own whose input or forward hook drops
-// by policy. An accept in another table does not help against it.
-func nftDrops(nft snapshot.Text, pods string) (table, line string) {
-	current := ""
-	var body []string
-	check := func() (string, string) {
-		if current == "" || slices.Contains([]string{"ip filter", "ip6 filter", "ip nat", "ip mangle", "inet firewalld"}, current) || strings.HasPrefix(current, "ip6 ") {
-			return "", ""
-		}
-		text := strings.Join(body, "\n")
-		if strings.Contains(text, pods) {
-			return "", ""
-		}
-		for _, l := range body {
-			if strings.Contains(l, "policy drop") && (strings.Contains(l, "hook forward") || strings.Contains(l, "hook input")) {
-				return current, strings.TrimSpace(l)
-			}
-		}
-		return "", ""
-	}
-	for _, l := range nft.Lines() {
-		if rest, ok := strings.CutPrefix(l, "table "); ok {
-			if t, found := check(); t != "" {
-				return t, found
-			}
-			current, body = strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "{")), nil
-			continue
-		}
-		body = append(body, l)
-	}
-	return check()
-}
-
 func nameservers(resolv string) []string {
 	var out []string
 	for line := range strings.Lines(resolv) {
@@ -568,10 +447,20 @@ func nameservers(resolv string) []string {
 	return out
 }
 
-func loopback(server string) bool {
-	server, _, _ = strings.Cut(server, "%")
+// forPods says whether pods reach a name server by its address: not one of the
+// machine itself.
+func forPods(server string) bool {
 	a, err := netip.ParseAddr(server)
-	return err == nil && (a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified())
+	return err == nil && !a.IsLoopback() && !a.IsUnspecified() && !a.IsMulticast()
+}
+
+// k3sTakes says whether k3s hands a list of name servers on to pods: when each is an
+// ordinary address (k3s-io/k3s pkg/agent/config/config.go, isValidResolvConf).
+func k3sTakes(servers []string) bool {
+	return len(servers) > 0 && !slices.ContainsFunc(servers, func(s string) bool {
+		a, err := netip.ParseAddr(s)
+		return err != nil || a.Zone() != "" || !a.IsGlobalUnicast()
+	})
 }
 
 func judgeDNSLoop(f Facts) []finding.Finding {
@@ -580,10 +469,7 @@ func judgeDNSLoop(f Facts) []finding.Finding {
 		return unknownText(t)
 	}
 	servers := nameservers(t.Data)
-	usable := func(list []string) bool {
-		return slices.ContainsFunc(list, func(s string) bool { return !loopback(s) })
-	}
-	if usable(servers) {
+	if k3sTakes(servers) {
 		return well(strings.Join(servers, ", "), at(t, ""))
 	}
 	// k3s takes systemd-resolved's own list when the system's names only the machine.
@@ -591,15 +477,24 @@ func judgeDNSLoop(f Facts) []finding.Finding {
 	if resolved.State == snapshot.Unreadable {
 		return unknownText(resolved)
 	}
-	if usable(nameservers(resolved.Data)) {
-		return well(strings.Join(nameservers(resolved.Data), ", ")+", from systemd-resolved", at(resolved, ""))
+	behind := nameservers(resolved.Data)
+	if k3sTakes(behind) {
+		return well(strings.Join(behind, ", ")+", from systemd-resolved", at(resolved, ""))
+	}
+	// Else it gives pods 8.8.8.8, which serves where that is reached.
+	for _, list := range [][]string{behind, servers} {
+		if usable := slices.DeleteFunc(slices.Clone(list), func(s string) bool { return !forPods(s) }); len(usable) > 0 {
+			return note(strings.Join(list, ", ")+": k3s gives pods 8.8.8.8 instead, for it takes no list with a loopback or link-local address in it. "+
+				"Where 8.8.8.8 is not reached, name a server in a file and: "+installSet("k3s.extraArgs=--resolv-conf=FILE"), at(t, ""))
+		}
 	}
 	if len(servers) == 0 {
-		return warn("/etc/resolv.conf names no server", "Name one in /etc/resolv.conf, such as the cloud's own or 1.1.1.1", at(t, ""))
+		return warn("/etc/resolv.conf names no server", "Name one, such as the cloud's own or 1.1.1.1: printf 'nameserver 1.1.1.1\\n' | sudo tee -a /etc/resolv.conf", at(t, ""))
 	}
-	fix := "Name a server that pods can reach: printf 'nameserver 1.1.1.1\\n' | sudo tee /etc/llmbox/resolv.conf, and k3s.extraArgs: [--resolv-conf=/etc/llmbox/resolv.conf] in /etc/llmbox/config.yaml"
+	fix := "Name a server that pods can reach: sudo mkdir -p /etc/llmbox; printf 'nameserver 1.1.1.1\\n' | sudo tee /etc/llmbox/resolv.conf; " +
+		installSet("k3s.extraArgs=--resolv-conf=/etc/llmbox/resolv.conf")
 	if slices.Contains(servers, "127.0.0.53") {
-		fix = "sudo systemctl restart systemd-resolved, so that /run/systemd/resolve/resolv.conf names the real servers (k3s: --resolv-conf /run/systemd/resolve/resolv.conf); or: " + fix
+		fix = "sudo systemctl restart systemd-resolved, so that /run/systemd/resolve/resolv.conf names the real servers (k3s: --resolv-conf /run/systemd/resolve/resolv.conf). If it names none: " + fix
 	}
 	return fail("nameserver "+strings.Join(servers, ", ")+": pods would ask themselves", fix, at(t, "nameserver "+servers[0]))
 }
@@ -618,7 +513,9 @@ func judgeDNS(f Facts) []finding.Finding {
 	var bad []string
 	for _, a := range answers {
 		if a.Error != "" || len(a.Addresses) == 0 {
-			bad = append(bad, a.Name+" ("+cmp.Or(a.Error, "no address")+")")
+			// Go puts the name and the server before the reason.
+			reason := a.Error[strings.LastIndex(a.Error, ": ")+1:]
+			bad = append(bad, a.Name+" ("+cmp.Or(strings.TrimSpace(reason), "no address")+")")
 		}
 	}
 	if len(bad) == 0 {
@@ -671,7 +568,7 @@ func judgeHosts(f Facts) []finding.Finding {
 	case len(bad) == 0:
 		return well(count(len(f.Need.Hosts), "host") + " answered")
 	}
-	return fail(some(3, bad), "Let these hosts through the firewall or proxy, or install without a network from a bundle: sudo llmbox install --offline", atProbe(snapshot.ProbeHTTPS, "error"))
+	return fail(some(3, bad), "Let these hosts through the firewall or proxy. curl -sSI https://"+hostOf(f.Need.Hosts[0])+" shows what stands in the way", atProbe(snapshot.ProbeHTTPS, "error"))
 }
 
 // hostOf is the host of a URL, of HOST:PORT or of a bare HOST.
@@ -715,7 +612,7 @@ func judgeInterception(f Facts) []finding.Finding {
 			private = append(private, text)
 		}
 	}
-	fix := "Install the company's root certificate: sudo cp ROOT.crt /usr/local/share/ca-certificates/ && sudo update-ca-certificates; llmbox hands it on to k3s and the pods (registries.caFile in /etc/llmbox/config.yaml)"
+	fix := "Install the company's root certificate: sudo cp ROOT.crt /usr/local/share/ca-certificates/ && sudo update-ca-certificates && " + installSet("network.caFile=/usr/local/share/ca-certificates/ROOT.crt")
 	switch {
 	case len(untrusted) > 0:
 		return fail(some(2, untrusted)+": a proxy opens the connection and this machine does not know its authority", fix, atProbe(snapshot.ProbeHTTPS, "issuer"))
@@ -845,5 +742,5 @@ func judgeRPFilter(f Facts) []finding.Finding {
 		return well("strict, with one way out")
 	}
 	return repairable("host.sysctl", warn(fmt.Sprintf("strict, with %d interfaces that lead out: answers on the other one are dropped", len(devices)),
-		"printf 'net.ipv4.conf.all.rp_filter = 2\\n' | sudo tee /etc/sysctl.d/99-llmbox.conf; sudo sysctl --system", at(t, t.Trimmed())))
+		"printf 'net.ipv4.conf.all.rp_filter = 2\\n' | sudo tee -a /etc/sysctl.d/99-llmbox.conf; sudo sysctl --system", at(t, t.Trimmed())))
 }

@@ -59,6 +59,7 @@ func osChecks() []Check {
 		{
 			ID: "host.clock", Title: "Clock", Required: "within " + clockOffset.String() + " of the servers' time",
 			Source: "k3s-io/k3s#5163, #6368", Judge: judgeClock,
+			Causes: []string{"host.container", "host.wsl"},
 		},
 		{
 			ID: "host.swap", Title: "Swap", Required: "off, for even latency",
@@ -165,7 +166,7 @@ func judgeSystemd(f Facts) []finding.Finding {
 		return unknownText(comm)
 	}
 	if comm.Trimmed() != "systemd" {
-		return fail("process 1 is "+comm.Trimmed(), "Use a machine with systemd, or k3s.init: supervised in /etc/llmbox/config.yaml", at(comm, comm.Trimmed()))
+		return fail("process 1 is "+comm.Trimmed(), "Use a machine with systemd, or let llmbox keep k3s running itself: "+installSet("k3s.init=supervised"), at(comm, comm.Trimmed()))
 	}
 	state := f.Command(snapshot.CommandSystemState)
 	if state.State == snapshot.Present && strings.HasPrefix(state.Trimmed(), "offline") {
@@ -262,8 +263,12 @@ func (f Facts) mountOption(option string, paths []string, consequence string) []
 	for _, point := range order {
 		evidence = append(evidence, at(t, point+" "+option))
 	}
-	return fail(fmt.Sprintf("%s (holds %s) is mounted %s: %s", order[0], points[order[0]], option, consequence),
-		"sudo mount -o remount,"+turned+" "+order[0]+" and the same in /etc/fstab; an immutable system is not supported", evidence...)
+	where := order[0]
+	if points[where] != where {
+		where += " (holds " + points[order[0]] + ")"
+	}
+	return fail(fmt.Sprintf("%s is mounted %s: %s", where, option, consequence),
+		"sudo mount -o remount,"+turned+" "+order[0]+", and the same in /etc/fstab. An immutable system is not supported", evidence...)
 }
 
 func judgeClock(f Facts) []finding.Finding {
@@ -272,7 +277,7 @@ func judgeClock(f Facts) []finding.Finding {
 	if state != snapshot.Present {
 		return unknown("the clock", why)
 	}
-	fix := "sudo timedatectl set-ntp true && sudo systemctl restart systemd-timesyncd (or chronyd), then: timedatectl"
+	fix := "sudo timedatectl set-ntp true. When that says NTP is not supported, first: " + f.installs("systemd-timesyncd", "chrony")
 	if c.OffsetSeconds != nil {
 		offset := time.Duration(*c.OffsetSeconds * float64(time.Second))
 		if offset.Abs() > clockOffset {

@@ -53,7 +53,7 @@ func judgeLocks(f Facts) []finding.Finding {
 		if l.Process != "" || l.PID != 0 {
 			holder = strings.TrimSpace(cmp.Or(l.Process, "a program") + " pid " + strconv.Itoa(l.PID))
 		}
-		out := warn(l.Path+" is held by "+holder, "Wait until it has finished; llmbox does so by itself, and so does: sudo apt-get -o DPkg::Lock::Timeout=300 install -y PACKAGE. Don't delete the lock file",
+		out := warn(l.Path+" is held by "+holder, "Wait until it has finished, as an install by llmbox does by itself. So does apt-get when asked: sudo apt-get -o DPkg::Lock::Timeout=300 install -y PACKAGE. Don't delete the lock file",
 			finding.Evidence{File: "probes/" + snapshot.ProbeLocks + ".json", Line: l.Path + " " + holder})
 		out[0].State = finding.Wait
 		return out
@@ -85,7 +85,7 @@ func judgeFirstBoot(f Facts) []finding.Finding {
 	if err := json.Unmarshal([]byte(t.Data), &status); err == nil {
 		stage = status.V1.Stage
 	}
-	out := warn("cloud-init is still at work"+strings.TrimRight(" ("+stage+")", "() "), "sudo cloud-init status --wait, then again; llmbox waits by itself", at(t, firstLine(t.Data)))
+	out := warn("cloud-init is still at work"+strings.TrimRight(" ("+stage+")", "() "), "sudo cloud-init status --wait, then again. An install waits by itself", at(t, firstLine(t.Data)))
 	if stage != "" {
 		out[0].Measured = "cloud-init is still at work (" + stage + ")"
 	}
@@ -129,7 +129,7 @@ func judgeUnattended(f Facts) []finding.Finding {
 		fix = "sudo apt-mark hold $(dpkg-query -W -f '${Package} ' '*nvidia*')"
 	}
 	if f.osRelease().rpm() {
-		fix = "sudo dnf install -y 'dnf-command(versionlock)' && sudo dnf versionlock add '*nvidia*'"
+		fix = f.driverHold()
 	}
 	return repairable("host.hold_driver", warn(fmt.Sprintf("on, and %s not held: an update replaces the driver's libraries under the running driver", count(len(loose), "NVIDIA package")), fix, from))
 }
@@ -143,11 +143,17 @@ func driverPackage(name string) bool {
 
 // automaticUpgrades says whether packages are upgraded without anybody asking.
 func (f Facts) automaticUpgrades() (on bool, from finding.Evidence) {
-	for _, name := range []string{"/etc/apt/apt.conf.d/20auto-upgrades", "/etc/apt/apt.conf.d/10periodic"} {
+	// apt reads its files by name; the last one that says something wins.
+	asked := false
+	for _, name := range f.Glob("/etc/apt/apt.conf.d/*") {
 		t := f.File(name)
-		if m := aptPeriodic.FindStringSubmatch(t.Data); m != nil {
-			return m[1] != "0", at(t, m[0])
+		if all := aptPeriodic.FindAllStringSubmatch(t.Data, -1); len(all) > 0 {
+			m := all[len(all)-1]
+			asked, on, from = true, m[1] != "0", at(t, m[0])
 		}
+	}
+	if asked {
+		return on, from
 	}
 	for _, name := range []string{"dnf-automatic.timer", "dnf-automatic-install.timer", "dnf5-automatic.timer"} {
 		if u, state := f.Unit(name); state == snapshot.Present && u.Active == "active" {

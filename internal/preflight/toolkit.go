@@ -84,8 +84,13 @@ func (f Facts) runtimePath() string {
 	return f.firstExisting(operatorToolkit+"/"+runtimeName, "/usr/bin/"+runtimeName, "/usr/local/bin/"+runtimeName, "/usr/sbin/"+runtimeName, "/opt/bin/"+runtimeName)
 }
 
-// looked says whether the directory of programs was looked at.
-func (f Facts) looked(dir string) bool { return f.exists(dir) }
+// looked says whether the directory of programs was looked at, so that what is not
+// there is known to be absent. A snapshot that has nothing but the toolkit's own
+// programs there shows what somebody picked out, not all there is.
+func (f Facts) looked(dir string) bool {
+	names := f.List(dir)
+	return f.exists(dir) && (len(names) == 0 || slices.ContainsFunc(names, func(name string) bool { return !strings.HasPrefix(name, "nvidia-") }))
+}
 
 func judgeToolkit(f Facts) []finding.Finding {
 	if p := f.runtimePath(); p != "" {
@@ -97,9 +102,8 @@ func judgeToolkit(f Facts) []finding.Finding {
 	if none := f.noGPU(); none != nil {
 		return none
 	}
-	fix := "Add NVIDIA's repository (docs.nvidia.com/datacenter/cloud-native/container-toolkit), then: " +
-		strings.TrimPrefix(f.installs("nvidia-container-toolkit", "nvidia-container-toolkit"), "sudo apt-get update && ") +
-		"; llmbox does both with: sudo llmbox preflight --fix"
+	fix := "sudo llmbox preflight --fix. By hand: add NVIDIA's repository (docs.nvidia.com/datacenter/cloud-native/container-toolkit), then: " +
+		f.installs("nvidia-container-toolkit", "nvidia-container-toolkit")
 	return repairable("toolkit.install", fail("not installed", fix, atPath("/usr/bin/"+runtimeName, "absent")))
 }
 
@@ -137,7 +141,9 @@ func judgeToolkitVersion(f Facts) []finding.Finding {
 		return unknown("the version of nvidia-container-toolkit", fmt.Sprintf("%q is no version", v))
 	case before:
 		fix := "sudo apt-get update && sudo apt-get install -y --only-upgrade nvidia-container-toolkit"
-		if f.osRelease().rpm() {
+		if o := f.osRelease(); o.suse() {
+			fix = "sudo zypper update -y nvidia-container-toolkit"
+		} else if o.rpm() {
 			fix = "sudo dnf upgrade -y nvidia-container-toolkit"
 		}
 		return repairable("toolkit.install", fail(v+": a container can take over the host", fix, from))
@@ -148,6 +154,9 @@ func judgeToolkitVersion(f Facts) []finding.Finding {
 func judgeCTK(f Facts) []finding.Finding {
 	if p := f.firstExisting("/usr/bin/nvidia-ctk", "/usr/local/bin/nvidia-ctk", operatorToolkit+"/nvidia-ctk"); p != "" {
 		return well(p)
+	}
+	if t := f.Command(snapshot.CommandCTK); t.State == snapshot.Present && t.Exit == 0 {
+		return well(firstLine(t.Data), at(t, firstLine(t.Data)))
 	}
 	if !f.looked("/usr/bin") {
 		return unknown("/usr/bin", "")

@@ -279,10 +279,17 @@ func (b *builder) finish() (*Snapshot, error) {
 		}
 	}
 	for _, name := range sortedKeys(b.files) {
-		if err := s.member(name, b.files[name]); err != nil {
+		err := s.member(name, b.files[name])
+		var spoilt *spoiltError
+		switch {
+		case errors.As(err, &spoilt):
+			// One answer that was cut off or edited must not hide all the others.
+			s.MarkUnreadable(spoilt.place, err.Error())
+		case err != nil:
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}
+	s.readPasted()
 	// A snapshot made by hand says by its tree alone what is there.
 	for name := range b.dirs {
 		if listed {
@@ -296,6 +303,15 @@ func (b *builder) finish() (*Snapshot, error) {
 	}
 	return s, nil
 }
+
+// spoiltError says that what stands at a place can't be understood.
+type spoiltError struct {
+	place string
+	err   error
+}
+
+func (e *spoiltError) Error() string { return e.err.Error() }
+func (e *spoiltError) Unwrap() error { return e.err }
 
 func (s *Snapshot) member(name string, data []byte) error {
 	if p, ok := strings.CutPrefix(name, hostDir); ok {
@@ -312,7 +328,7 @@ func (s *Snapshot) member(name string, data []byte) error {
 		}
 		exit, output, err := parseCommand(string(data))
 		if err != nil {
-			return err
+			return &spoiltError{commandDir + command, err}
 		}
 		s.AddCommand(command, output, exit)
 		return nil
@@ -324,7 +340,7 @@ func (s *Snapshot) member(name string, data []byte) error {
 		}
 		var compact bytes.Buffer
 		if err := json.Compact(&compact, data); err != nil {
-			return fmt.Errorf("%w: %w", ErrMalformed, err)
+			return &spoiltError{probeDir + probe, fmt.Errorf("%w: %w", ErrMalformed, err)}
 		}
 		s.AddProbe(probe, compact.Bytes())
 		return nil
@@ -334,7 +350,10 @@ func (s *Snapshot) member(name string, data []byte) error {
 	}
 	var report gpu.Report
 	if err := json.Unmarshal(data, &report); err != nil {
-		return fmt.Errorf("%w: %w", ErrMalformed, err)
+		return &spoiltError{gpuName, fmt.Errorf("%w: %w", ErrMalformed, err)}
+	}
+	if report.Schema == 0 {
+		return &spoiltError{gpuName, fmt.Errorf("no report: %w", ErrMalformed)}
 	}
 	if report.Schema != gpu.ReportSchema {
 		return fmt.Errorf("schema %d, known is %d: %w", report.Schema, gpu.ReportSchema, ErrVersion)
@@ -404,7 +423,7 @@ func parseEntries(raw []byte) ([]Entry, error) {
 // parseCommand splits the "exit=N" line off the output of a command.
 func parseCommand(data string) (exit int, output string, err error) {
 	first, output, _ := strings.Cut(data, "\n")
-	number, ok := strings.CutPrefix(first, "exit=")
+	number, ok := strings.CutPrefix(strings.TrimRight(first, "\r"), "exit=")
 	if !ok {
 		return 0, "", fmt.Errorf("the first line is not exit=N: %w", ErrMalformed)
 	}

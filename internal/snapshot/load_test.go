@@ -195,10 +195,6 @@ func TestLoadRefuses(t *testing.T) {
 		"another kind":        {[]entry{{name: "manifest.yaml", content: "apiVersion: llmbox.dev/v1alpha1\nkind: Box\n"}}, ErrVersion, "Box"},
 		"manifest no YAML":    {[]entry{{name: "manifest.yaml", content: "a: [\n"}}, ErrMalformed, "manifest.yaml"},
 		"unreadable outside":  {[]entry{{name: "manifest.yaml", content: goodManifest + "unreadable: {host/../x: no}\n"}}, ErrUnsafeName, "host/../x"},
-		"command without end": {[]entry{manifest, {name: "commands/dmesg.txt", content: "hello\n"}}, ErrMalformed, "commands/dmesg.txt"},
-		"command bad status":  {[]entry{manifest, {name: "commands/dmesg.txt", content: "exit=no\n"}}, ErrMalformed, "commands/dmesg.txt"},
-		"probe no JSON":       {[]entry{manifest, {name: "probes/dns.json", content: "{"}}, ErrMalformed, "probes/dns.json"},
-		"gpu no JSON":         {[]entry{manifest, {name: "gpu.json", content: "[]"}}, ErrMalformed, "gpu.json"},
 		"gpu of tomorrow":     {[]entry{manifest, {name: "gpu.json", content: `{"schema":99}`}}, ErrVersion, "gpu.json"},
 		"entry outside":       {[]entry{manifest, {name: "probes/files.json", content: `[{"path":"/a/../b","kind":"file"}]`}}, ErrUnsafeName, "/a/../b"},
 		"entry relative":      {[]entry{manifest, {name: "probes/files.json", content: `[{"path":"a","kind":"file"}]`}}, ErrUnsafeName, "files.json"},
@@ -215,6 +211,38 @@ func TestLoadRefuses(t *testing.T) {
 			}
 			if !strings.Contains(err.Error(), test.names) {
 				t.Errorf("%q does not name %q", err, test.names)
+			}
+		})
+	}
+}
+
+// One answer that was cut off must not hide the others: it can't be read, and why is told.
+func TestLoadSpoilt(t *testing.T) {
+	for name, test := range map[string]struct {
+		entry entry
+		place string
+	}{
+		"command without end": {entry{name: "commands/dmesg.txt", content: "hello\n"}, "commands/dmesg"},
+		"command bad status":  {entry{name: "commands/dmesg.txt", content: "exit=no\n"}, "commands/dmesg"},
+		"command empty":       {entry{name: "commands/dmesg.txt"}, "commands/dmesg"},
+		"probe no JSON":       {entry{name: "probes/dns.json", content: "{"}, "probes/dns"},
+		"probe empty":         {entry{name: "probes/dns.json"}, "probes/dns"},
+		"gpu no JSON":         {entry{name: "gpu.json", content: "[]"}, "gpu.json"},
+		"gpu null":            {entry{name: "gpu.json", content: "null"}, "gpu.json"},
+		"gpu empty":           {entry{name: "gpu.json"}, "gpu.json"},
+		"gpu negative memory": {entry{name: "gpu.json", content: `{"schema":1,"devices":[{"memory":{"total_bytes":-1}}]}`}, "gpu.json"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := loadArchive(bytes.NewReader(archive(t, entry{name: "manifest.yaml", content: goodManifest}, test.entry,
+				entry{name: "host/etc/hosts", content: "x"}, entry{name: "commands/mokutil-sb-state.txt", content: "exit=1\r\nEFI variables are not supported\r\n"})), testLimits())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if why := s.Manifest.Unreadable[test.place]; why == "" || s.GPU != nil {
+				t.Errorf("%s is told as %q, the GPUs as %+v", test.place, why, s.GPU)
+			}
+			if s.File("/etc/hosts").State != Present || s.Command(CommandMokutil).Exit != 1 {
+				t.Error("the others are lost")
 			}
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/llmbox-dev/llmbox/internal/finding"
@@ -130,7 +131,7 @@ func (w *writer) root(f finding.Finding, follow []finding.Finding) {
 	}
 	w.field("found", f.Measured)
 	w.field("needed", f.Required)
-	w.field("to mend", f.Fix)
+	w.fix(f.Fix)
 	if len(follow) > 0 {
 		var titles []string
 		for _, other := range follow {
@@ -173,6 +174,79 @@ func (w *writer) field(label, text string) {
 		return
 	}
 	w.hanging(fmt.Sprintf("%s%-*s", indent, labelled, label), text)
+}
+
+// fix writes what to do: words as they come, each command on lines of its own, so that
+// it can be marked and copied.
+func (w *writer) fix(text string) {
+	lead := fmt.Sprintf("%s%-*s", indent, labelled, "to mend")
+	below := strings.Repeat(" ", utf8.RuneCountInString(lead))
+	steps := split(text)
+	for i, step := range steps {
+		if i > 0 {
+			lead = below
+			if step.command {
+				lead += "  "
+			}
+		}
+		w.hanging(lead, step.text)
+	}
+}
+
+// step is a part of a fix: words, or a command to be typed.
+type step struct {
+	text    string
+	command bool
+}
+
+// split takes a fix apart. A command begins with a word that no sentence begins with, at
+// the start of a sentence or behind a colon, and ends with the sentence, before a remark
+// in brackets or at a comma.
+func split(text string) []step {
+	var out []step
+	var part []string
+	command := false
+	flush := func() {
+		if len(part) > 0 {
+			joined := strings.Join(part, " ")
+			if command {
+				joined = strings.TrimRight(joined, ".,;")
+			}
+			out = append(out, step{joined, command})
+		}
+		part = nil
+	}
+	words := strings.Fields(text)
+	begins := true
+	for i, word := range words {
+		if begins && program(word) {
+			flush()
+			command = true
+		} else if command && strings.HasPrefix(word, "(") {
+			flush()
+			command = false
+		}
+		part = append(part, word)
+		last := i+1 == len(words)
+		sentence := strings.HasSuffix(word, ".") && !last && capital(words[i+1])
+		begins = sentence || strings.HasSuffix(word, ":")
+		if command && (sentence || strings.HasSuffix(word, ",")) {
+			flush()
+			command = false
+		}
+	}
+	flush()
+	return out
+}
+
+// program says whether a word begins a command.
+func program(word string) bool {
+	return slices.Contains([]string{"sudo", "printf", "llmbox", "kubectl", "curl", "echo", "export"}, word)
+}
+
+func capital(word string) bool {
+	r, _ := utf8.DecodeRuneInString(word)
+	return unicode.IsUpper(r)
 }
 
 func (w *writer) hanging(lead, text string) {
@@ -234,7 +308,7 @@ func withinCommand(words []string) []bool {
 	for i, w := range words {
 		bare := strings.TrimLeft(w, "(")
 		switch {
-		case bare == "sudo" || bare == "kubectl" || bare == "printf" || bare == "llmbox":
+		case program(bare):
 			in = true
 		case joins(w) || strings.HasPrefix(w, "(") || strings.HasSuffix(w, ")") && !strings.Contains(w, "(") && !strings.HasSuffix(w, "-r)") && !strings.HasSuffix(w, "'*nvidia*')"):
 			in = false
@@ -308,8 +382,11 @@ func (w *writer) unread(unread []finding.Finding) {
 
 // lead is the mark of a short line. Its width is counted without colour.
 func (w *writer) lead(f finding.Finding) string {
-	if f.State == finding.Unreadable {
+	switch f.State {
+	case finding.Unreadable:
 		return "?     "
+	case finding.NotApplicable:
+		return "-     "
 	}
 	return (&writer{}).mark(f) + "  "
 }
@@ -351,6 +428,9 @@ func (w *writer) closing(findings []finding.Finding, c counts) {
 		}
 	}
 	last := fmt.Sprintf("%d checks are well", c.well)
+	if c.well == 1 {
+		last = "1 check is well"
+	}
 	if len(parts) > 0 {
 		last += "; " + strings.Join(parts, ", ")
 	}
