@@ -30,9 +30,6 @@ type readGPUs func(ctx context.Context) ([]model.GPUFact, error)
 // errNoGPURead says that this machine's GPUs can't be read here.
 var errNoGPURead = errors.New("no GPU can be read here")
 
-// noGPUs is a readGPUs for where there is nothing to read with.
-func noGPUs(context.Context) ([]model.GPUFact, error) { return nil, errNoGPURead }
-
 // modelsFlags are the flags of the models commands.
 type modelsFlags struct {
 	gpus    []string

@@ -152,6 +152,8 @@ func TestWorkloads(t *testing.T) {
 		{file: "ready.yaml", ref: web},
 		{file: "ready.yaml", ref: WorkloadRef{Kind: "StatefulSet", Name: "db"}, says: []string{"StatefulSet db", "not created yet"}},
 		{file: "image-pull.yaml", ref: web, says: []string{"Deployment web", "pod web-new", "ImagePullBackOff", "no such host"}, silent: "web-old"},
+		{file: "job-complete.yaml", ref: WorkloadRef{Kind: "Job", Name: "fetch"}},
+		{file: "job-running.yaml", ref: WorkloadRef{Kind: "Job", Name: "fetch"}, says: []string{"Job fetch: running", "CrashLoopBackOff", "last exit code 1"}},
 		{file: "crash-loop.yaml", ref: web, says: []string{"pod web-1", "CrashLoopBackOff", "last exit code 137, OOMKilled"}},
 		{file: "unschedulable.yaml", ref: web, says: []string{"Unschedulable", "Insufficient nvidia.com/gpu"}},
 		{file: "failed-mount.yaml", ref: web, says: []string{"FailedMount", `secret "gateway-keys" not found`}, silent: "assigned to node"},

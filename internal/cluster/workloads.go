@@ -155,6 +155,9 @@ func (n *Namespace) Workloads(refs []WorkloadRef) (Verdict, error) {
 				simulated[by] = true
 			}
 		}
+		if message, running := unfinishedJob(obj); running && result.Status == status.CurrentStatus {
+			result.Status, result.Message = status.InProgressStatus, message
+		}
 		if result.Status == status.CurrentStatus {
 			continue
 		}
@@ -173,6 +176,18 @@ func (n *Namespace) Workloads(refs []WorkloadRef) (Verdict, error) {
 	}
 	slices.Sort(verdict.SimulatedBy)
 	return verdict, nil
+}
+
+// unfinishedJob tells a Job that has not done its work: kstatus calls one that is
+// started current, but what waits for a download waits for its end.
+func unfinishedJob(obj *unstructured.Unstructured) (message string, running bool) {
+	if obj.GetKind() != "Job" {
+		return "", false
+	}
+	if _, done := condition(obj, "Complete", "True"); done {
+		return "", false
+	}
+	return "running", true
 }
 
 func firstFew(list []string, n int) []string {

@@ -14,7 +14,6 @@ import (
 	"testing/iotest"
 )
 
-//nolint:gochecknoglobals // a test flag has nowhere else to live
 var update = flag.Bool("update", false, "write golden files and the reference anew")
 
 // golden compares got with a file, or writes it under -update.
@@ -26,7 +25,7 @@ func golden(t *testing.T, file, got string) {
 		}
 		return
 	}
-	want, err := os.ReadFile(file) //nolint:gosec // a fixture
+	want, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +70,7 @@ func TestParse(t *testing.T) {
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".yaml")
 		t.Run(name, func(t *testing.T) {
-			data, err := os.ReadFile(file) //nolint:gosec // a fixture
+			data, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -126,7 +125,7 @@ func TestValidate(t *testing.T) {
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".yaml")
 		t.Run(name, func(t *testing.T) {
-			data, err := os.ReadFile(file) //nolint:gosec // a fixture
+			data, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)
 			}

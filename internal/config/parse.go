@@ -168,7 +168,7 @@ func (r *reader) syntax(text string, err error) error {
 	message := err.Error()
 	at := 0
 	if m := yamlLine().FindStringSubmatch(message); m != nil {
-		at, _ = strconv.Atoi(m[1]) //nolint:errcheck // digits by the pattern; too many leave 0
+		at, _ = strconv.Atoi(m[1])
 		message = strings.TrimPrefix(message, m[0])
 	}
 	message = strings.TrimPrefix(message, "yaml: ")

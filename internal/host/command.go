@@ -174,8 +174,9 @@ func touch(program string) error {
 		if len(fields) == 0 || !path.IsAbs(fields[0]) {
 			return nil
 		}
-		if info, err := os.Stat(fields[0]); err != nil || !info.Mode().IsRegular() {
-			return nil
+		info, err := os.Stat(fields[0])
+		if err != nil || !info.Mode().IsRegular() {
+			return nil //nolint:nilerr // starting the program will say it better
 		}
 		program = fields[0]
 	}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -65,9 +64,10 @@ func gatewayClient(ctx context.Context, c *cluster.Client, serving config.TLS, n
 	client.Transport = &http.Transport{TLSClientConfig: &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		// The chain and name are not checked because the leaf itself is, below.
-		InsecureSkipVerify: true, // #nosec G402 -- VerifyPeerCertificate pins the leaf
-		VerifyPeerCertificate: func(raw [][]byte, _ [][]*x509.Certificate) error {
-			if len(raw) == 0 || !bytes.Equal(raw[0], want) {
+		InsecureSkipVerify: true, // #nosec G402 -- VerifyConnection pins the leaf
+		// Unlike VerifyPeerCertificate it is asked for resumed sessions, too.
+		VerifyConnection: func(state tls.ConnectionState) error {
+			if len(state.PeerCertificates) == 0 || !bytes.Equal(state.PeerCertificates[0].Raw, want) {
 				return errOtherCertificate
 			}
 			return nil

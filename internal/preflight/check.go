@@ -56,6 +56,16 @@ type PortNeed struct {
 type Facts struct {
 	*snapshot.Snapshot
 	Need Need
+
+	// log keeps the kernel's messages once they are taken apart; nil keeps nothing.
+	log *keptLog
+}
+
+// keptLog is the kernel's messages, read by whoever asks first.
+type keptLog struct {
+	once  sync.Once
+	lines []string
+	from  snapshot.Text
 }
 
 // Check is one row of the registry.
@@ -93,6 +103,7 @@ func Judge(ctx context.Context, checks []Check, facts Facts) []finding.Finding {
 }
 
 func judge(ctx context.Context, checks []Check, facts Facts, deadline time.Duration) []finding.Finding {
+	facts.log = &keptLog{}
 	results := make([][]finding.Finding, len(checks))
 	var group sync.WaitGroup
 	for i, check := range checks {

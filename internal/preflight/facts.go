@@ -266,9 +266,17 @@ func (f Facts) modules() (map[string]bool, snapshot.Text) {
 	return loaded, t
 }
 
-// kernelLog is the kernel's messages without their stamps, continuation lines joined to
-// the line they belong to: the driver splits some sentences over three lines.
+// kernelLog is the kernel's messages, continuation lines joined to the line they
+// belong to: the driver splits some sentences over three lines.
 func (f Facts) kernelLog() (lines []string, from snapshot.Text) {
+	if f.log == nil {
+		return f.readKernelLog()
+	}
+	f.log.once.Do(func() { f.log.lines, f.log.from = f.readKernelLog() })
+	return f.log.lines, f.log.from
+}
+
+func (f Facts) readKernelLog() (lines []string, from snapshot.Text) {
 	from = f.Command("dmesg")
 	// In a container and after dmesg --clear there is nothing, in journald perhaps still.
 	if from.State != snapshot.Present || from.Exit != 0 || from.Trimmed() == "" {
@@ -296,8 +304,8 @@ var stamp = regexp.MustCompile(`^(?:<\d+>)?\s*(?:` +
 	`[A-Z][a-z]{2}\s+\d{1,2} \d{2}:\d{2}:\d{2}(?:\.\d+)?` +
 	`)(?:\s+\S+ kernel:)?(?:\s+\[\s*\d+\.\d+\])?\s*`)
 
-// joinContinued takes the stamps off and appends a line that goes on with the one
-// before it, without the driver's own prefix. Such a line has no stamp (dmesg and
+// joinContinued appends a line that goes on with the one before it, without its stamp
+// and the driver's own prefix. Such a line has no stamp (dmesg and
 // journalctl indent it), or has one of its own and begins in the middle of a sentence
 // of the driver; syslog writes the end of a line as #012.
 func joinContinued(lines []string) []string {
@@ -318,7 +326,7 @@ func joinContinued(lines []string) []string {
 				joined[len(joined)-1] += " " + strings.TrimSpace(strings.TrimPrefix(message, "NVRM:"))
 				continue
 			}
-			joined = append(joined, message)
+			joined = append(joined, strings.TrimSpace(part))
 		}
 	}
 	return joined

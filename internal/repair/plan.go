@@ -1,9 +1,7 @@
 package repair
 
 import (
-	"cmp"
 	"maps"
-	"path"
 	"slices"
 	"strings"
 
@@ -207,15 +205,6 @@ func run(seconds int, argv ...string) Step {
 	return Step{Run: &Run{Argv: argv, DeadlineSeconds: seconds}}
 }
 
-// hostPath is where in the machine a finding's evidence lies.
-func hostPath(e finding.Evidence) string {
-	rest, ok := strings.CutPrefix(e.File, "host/")
-	if !ok {
-		return ""
-	}
-	return path.Clean("/" + rest)
-}
-
 func ids(found []finding.Finding) []string {
 	var out []string
 	for _, f := range found {
@@ -223,6 +212,3 @@ func ids(found []finding.Finding) []string {
 	}
 	return out
 }
-
-// orUnknown is for sentences.
-func orUnknown(s string) string { return cmp.Or(s, "unknown") }

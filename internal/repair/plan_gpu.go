@@ -87,9 +87,9 @@ func planCDI(p *planner, found []finding.Finding) {
 	for _, dir := range []string{"/etc/cdi", "/run/cdi", "/var/run/cdi"} {
 		for _, name := range slices.Concat(p.facts.Glob(dir+"/nvidia.yaml"), p.facts.Glob(dir+"/nvidia.json")) {
 			// /var/run is /run on all that is not ancient.
-			real := strings.Replace(name, "/var/run/", "/run/", 1)
-			if !slices.Contains(stale, real) && cdiStale(p.facts.File(name), driver) {
-				stale = append(stale, real)
+			there := strings.Replace(name, "/var/run/", "/run/", 1)
+			if !slices.Contains(stale, there) && cdiStale(p.facts.File(name), driver) {
+				stale = append(stale, there)
 			}
 		}
 	}

@@ -64,7 +64,7 @@ func TestReportAppearsWholeOrNotAtAll(t *testing.T) {
 	if err := WriteReport(path, account(t, "run"), Meta{}); err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile(path) //nolint:gosec // written above
+	page, err := os.ReadFile(path)
 	if err != nil || !bytes.HasSuffix(bytes.TrimSpace(page), []byte("</html>")) {
 		t.Errorf("the page has no end: %v", err)
 	}

@@ -139,7 +139,7 @@ func IsTerminal(f *os.File) bool {
 	if !term.IsTerminal(f.Fd()) {
 		return false
 	}
-	fd := int(f.Fd()) //nolint:gosec // a file descriptor fits an int
+	fd := int(f.Fd())
 	foreground, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP)
 	// A terminal that isn't our controlling one can't stop us.
 	return err != nil || foreground == unix.Getpgrp()

@@ -61,7 +61,7 @@ func golden(t *testing.T, name, got string) {
 			t.Fatal(err)
 		}
 	}
-	want, err := os.ReadFile(path) //nolint:gosec // a fixture
+	want, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -441,7 +441,7 @@ func TestLogIsAppendedAndPrivate(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	data, err := os.ReadFile(path) //nolint:gosec // written above
+	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -660,10 +660,10 @@ func (t *Timeline) clone() *Timeline {
 	c.Findings = slices.Clone(t.Findings)
 	for i, s := range t.Steps {
 		n := *s
-		n.Span = s.Span.clone()
+		n.Span = s.clone()
 		n.Phases = make([]*Phase, len(s.Phases))
 		for j, p := range s.Phases {
-			n.Phases[j] = &Phase{p.Span.clone()}
+			n.Phases[j] = &Phase{p.clone()}
 		}
 		c.Steps[i], c.byPath[s.Path] = &n, &n
 	}

@@ -56,7 +56,7 @@ var (
 	// ErrNoNamespace means that there is no box yet to have keys.
 	ErrNoNamespace = errors.New("namespace llm does not exist")
 	// ErrNotSynced means that Vault has the change and the gateway's Secret not yet.
-	ErrNotSynced = errors.New("External Secrets has not brought the key from Vault into Secret llm/gateway-keys")
+	ErrNotSynced = errors.New("operator External Secrets has not brought the key from Vault into Secret llm/gateway-keys")
 	// ErrContended means that others changed the keys at the same time, again and again.
 	ErrContended = errors.New("others are changing the keys at the same time")
 )
@@ -460,7 +460,9 @@ func (k *Keys) changeSecret(ctx context.Context, change func(*corev1.Secret) (bo
 		changed, err := change(have)
 		switch {
 		case err != nil || !changed:
+			// A refusal is handed on outside the retry, which is for races.
 			refused = err
+			return nil //nolint:nilerr // see refused
 		case absent:
 			_, err = secrets.Create(ctx, have, metav1.CreateOptions{FieldManager: cluster.FieldManager})
 			return err
@@ -468,7 +470,6 @@ func (k *Keys) changeSecret(ctx context.Context, change func(*corev1.Secret) (bo
 			_, err = secrets.Update(ctx, have, metav1.UpdateOptions{FieldManager: cluster.FieldManager})
 			return err
 		}
-		return nil
 	}
 	raced := func(err error) bool {
 		return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) && !namespaceMissing(err)

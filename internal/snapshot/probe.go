@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -556,7 +557,8 @@ func parseEndpoint(s string) (address string, port int, ok bool) {
 		if err != nil {
 			return "", 0, false
 		}
-		ip = append(ip, byte(word), byte(word>>8), byte(word>>16), byte(word>>24))
+		// The kernel prints each word as this machine's little-endian memory holds it.
+		ip = binary.LittleEndian.AppendUint32(ip, uint32(word))
 	}
 	return ip.String(), int(n), true
 }
@@ -606,7 +608,7 @@ func (c *collector) owners(ctx context.Context, sockets []socket) map[string]int
 		return found, nil
 	})
 	if err != nil {
-		return nil
+		return nil //nolint:nilerr // who holds a port is a help, not a fact that must be had
 	}
 	return found
 }
