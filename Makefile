@@ -16,7 +16,7 @@ VERSION ?= $(or $(TAGGED),0.0.0-dev$(addprefix -,$(COMMIT)))
 STAMP := $(if $(COMMIT),true,false)
 
 # Each folder with a go.mod of its own that holds code of the project.
-MODULES := . $(patsubst %/go.mod,%,$(wildcard test/*/go.mod)) tools/crds
+MODULES := . $(patsubst %/go.mod,%,$(wildcard test/*/go.mod)) test/lab/gpu-sim test/lab/proxy-standin tools/crds
 # What a lab runs; the helm CLI is only compared with.
 LAB_PROGRAMS := kube-apiserver kube-controller-manager kube-scheduler kine kwok
 
@@ -46,6 +46,31 @@ lab: build ## Compile the lab's Kubernetes into bin/lab (10 to 20 minutes once, 
 .PHONY: lab-helm
 lab-helm: lab ## Compile the helm CLI too, with which tests and bench-install compare
 	bin/llmbox-lab build --modules test/lab/modules --out bin/lab helm
+
+# What runs on the node-size lab: Kubernetes' own node programs, and stand-ins of the
+# project. The stand-ins are compiled from test/lab, seconds each; those with a go.mod of
+# their own share the versions, and so the compiled packages, of what they talk to.
+LAB_NODE_PROGRAMS := $(filter-out kwok,$(LAB_PROGRAMS)) kubelet kube-proxy coredns local-path-provisioner
+LAB_STANDINS := pause-standin hub-standin http-standin vllm-sim
+
+.PHONY: lab-node
+lab-node: build ## Compile what a node-size lab runs into bin/lab (Debian packages to start it: test/lab/README.md)
+	bin/llmbox-lab build --modules test/lab/modules --out bin/lab $(LAB_NODE_PROGRAMS)
+	cd test/lab && go build -ldflags '-s -w' -o ../../bin/lab/ $(LAB_STANDINS:%=./%)
+	cd test/lab/gpu-sim && go build -ldflags '-s -w' -o ../../../bin/lab/gpu-sim .
+
+.PHONY: lab-node-gateway
+lab-node-gateway: lab-node ## Compile Envoy Gateway and the stand-in for Envoy, too
+	bin/llmbox-lab build --modules test/lab/modules --out bin/lab envoy-gateway
+	cd test/lab/proxy-standin && go build -ldflags '-s -w' -o ../../../bin/lab/proxy-standin .
+
+.PHONY: lab-node-full
+lab-node-full: lab-node-gateway ## Compile every operator that can be compiled
+	bin/llmbox-lab build --modules test/lab/modules --out bin/lab prometheus-operator prometheus-config-reloader prometheus node-exporter external-secrets gpu-operator
+
+.PHONY: e2e
+e2e: lab-node ## Install on a real node, one token, uninstall, no trace (root); with the gateway after lab-node-gateway
+	cd test/lab && LLMBOX_E2E=1 go test -count=1 -v -timeout 30m $(TEST) ./e2e
 
 .PHONY: rehearse
 rehearse: lab ## Run the whole install against a real API server (ARGS='--gpu h100 --gpus 8')

@@ -37,9 +37,27 @@ const (
 	longestSocket = 107
 )
 
+// Home is the directory of a control plane and the record of its processes.
+type Home interface {
+	// Join is a path inside the directory.
+	Join(elem ...string) string
+	// Record notes a process that belongs to it.
+	Record(name string, pid int) error
+}
+
+// OnNode makes a control plane one of a real node: pods reach it, and it reaches
+// pods and kubelets by their own addresses, without an egress socket.
+type OnNode struct {
+	// Address is the node's own, at which pods find the API server.
+	Address net.IP
+	// Port of the API server on every address.
+	Port int
+}
+
 // Plane is a control plane in a lab directory.
 type Plane struct {
-	dir      *labdir.Dir
+	dir      Home
+	node     *OnNode
 	programs programs.Set
 	group    *process.Group
 	port     int
@@ -49,7 +67,16 @@ type Plane struct {
 }
 
 // New prepares keys, certificates and configuration files. Nothing runs yet.
-func New(dir *labdir.Dir, set programs.Set, group *process.Group) (*Plane, error) {
+func New(dir Home, set programs.Set, group *process.Group) (*Plane, error) {
+	return create(dir, nil, set, group)
+}
+
+// NewOnNode does the same for a control plane that runs on a real node.
+func NewOnNode(dir Home, node OnNode, set programs.Set, group *process.Group) (*Plane, error) {
+	return create(dir, &node, set, group)
+}
+
+func create(dir Home, node *OnNode, set programs.Set, group *process.Group) (*Plane, error) {
 	for _, socket := range []string{dir.Join("kine.sock"), dir.Join("egress.sock")} {
 		if len(socket) > longestSocket {
 			return nil, fmt.Errorf("choosing the lab directory: %s is %d bytes long, a Unix socket's path has at most %d: choose a shorter --dir", socket, len(socket), longestSocket)
@@ -60,10 +87,15 @@ func New(dir *labdir.Dir, set programs.Set, group *process.Group) (*Plane, error
 			return nil, fmt.Errorf("making the lab directory: %w", err)
 		}
 	}
-	p := &Plane{dir: dir, programs: set, group: group}
-	var err error
-	if p.held, p.port, err = holdPort(); err != nil {
-		return nil, err
+	p := &Plane{dir: dir, node: node, programs: set, group: group, held: -1}
+	if node != nil {
+		// The node's network is its own: nobody else can take the port.
+		p.port = node.Port
+	} else {
+		var err error
+		if p.held, p.port, err = holdPort(); err != nil {
+			return nil, err
+		}
 	}
 	if err := errors.Join(p.writeKeys(), p.writeKubeconfigs(), p.writeConfigs()); err != nil {
 		return nil, errors.Join(err, p.Release())
@@ -100,6 +132,9 @@ func (p *Plane) Config(user string) (*rest.Config, error) {
 
 // Release gives the held port up.
 func (p *Plane) Release() error {
+	if p.held < 0 {
+		return nil
+	}
 	if err := unix.Close(p.held); err != nil {
 		return fmt.Errorf("releasing the API server's port: %w", err)
 	}
@@ -123,42 +158,56 @@ func (p *Plane) StartServers(ctx context.Context) error {
 		return err
 	}
 	pki := func(name string) string { return p.dir.Join("pki", name) }
-	if err := p.start("kube-apiserver", "kube-apiserver",
-		"--etcd-servers=unix://"+kine,
-		"--bind-address=127.0.0.1",
-		"--advertise-address=127.0.0.1",
-		"--secure-port="+strconv.Itoa(p.port),
-		"--permit-port-sharing=true",
-		"--tls-cert-file="+pki("apiserver.crt"),
-		"--tls-private-key-file="+pki("apiserver.key"),
-		"--client-ca-file="+pki("ca.crt"),
+	args := []string{
+		"--etcd-servers=unix://" + kine,
+		"--secure-port=" + strconv.Itoa(p.port),
+		"--tls-cert-file=" + pki("apiserver.crt"),
+		"--tls-private-key-file=" + pki("apiserver.key"),
+		"--client-ca-file=" + pki("ca.crt"),
 		"--anonymous-auth=false",
-		"--authorization-mode=RBAC",
 		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file="+pki("sa.key"),
-		"--service-account-signing-key-file="+pki("sa.key"),
-		"--service-cluster-ip-range="+serviceCIDR,
-		"--requestheader-client-ca-file="+pki("front-proxy-ca.crt"),
+		"--service-account-key-file=" + pki("sa.key"),
+		"--service-account-signing-key-file=" + pki("sa.key"),
+		"--service-cluster-ip-range=" + serviceCIDR,
+		"--requestheader-client-ca-file=" + pki("front-proxy-ca.crt"),
 		"--requestheader-allowed-names=front-proxy-client",
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--requestheader-group-headers=X-Remote-Group",
 		"--requestheader-username-headers=X-Remote-User",
-		"--proxy-client-cert-file="+pki("front-proxy-client.crt"),
-		"--proxy-client-key-file="+pki("front-proxy-client.key"),
+		"--proxy-client-cert-file=" + pki("front-proxy-client.crt"),
+		"--proxy-client-key-file=" + pki("front-proxy-client.key"),
 		"--kubelet-preferred-address-types=InternalIP",
-		"--egress-selector-config-file="+p.dir.Join("config", "egress.yaml"),
 		// Services resolve to ready pods, as kube-proxy would have it: a webhook
 		// whose pods are not ready is not reached.
 		"--enable-aggregator-routing=true",
 		"--allow-privileged=true",
-		// There is no pod that could use default/kubernetes.
-		"--endpoint-reconciler-type=none",
 		"--enable-priority-and-fairness=false",
 		"--max-requests-inflight=0",
 		"--max-mutating-requests-inflight=0",
 		"--profiling=false",
 		"--event-ttl=1h",
-	); err != nil {
+	}
+	if p.node == nil {
+		args = append(args,
+			"--bind-address=127.0.0.1",
+			"--advertise-address=127.0.0.1",
+			"--permit-port-sharing=true",
+			"--authorization-mode=RBAC",
+			"--egress-selector-config-file="+p.dir.Join("config", "egress.yaml"),
+			// There is no pod that could use default/kubernetes.
+			"--endpoint-reconciler-type=none",
+		)
+	} else {
+		args = append(args,
+			"--bind-address=0.0.0.0",
+			"--advertise-address="+p.node.Address.String(),
+			"--authorization-mode=Node,RBAC",
+			"--enable-admission-plugins=NodeRestriction",
+			"--kubelet-client-certificate="+pki("kubelet-client.crt"),
+			"--kubelet-client-key="+pki("kubelet-client.key"),
+		)
+	}
+	if err := p.start("kube-apiserver", "kube-apiserver", args...); err != nil {
 		return err
 	}
 	// Not /livez: it waits for every start hook, and the controllers can start
@@ -169,12 +218,11 @@ func (p *Plane) StartServers(ctx context.Context) error {
 // StartControllers starts what works against the API server.
 func (p *Plane) StartControllers() error {
 	pki := func(name string) string { return p.dir.Join("pki", name) }
-	if err := p.start("kube-controller-manager", "kube-controller-manager",
-		"--kubeconfig="+p.dir.Join("config", "kube-controller-manager.kubeconfig"),
-		"--service-account-private-key-file="+pki("sa.key"),
-		"--root-ca-file="+pki("ca.crt"),
+	args := []string{
+		"--kubeconfig=" + p.dir.Join("config", "kube-controller-manager.kubeconfig"),
+		"--service-account-private-key-file=" + pki("sa.key"),
+		"--root-ca-file=" + pki("ca.crt"),
 		"--leader-elect=false",
-		"--allocate-node-cidrs=false",
 		// One identity for all controllers saves a token per controller at start.
 		"--use-service-account-credentials=false",
 		"--secure-port=0",
@@ -182,7 +230,13 @@ func (p *Plane) StartControllers() error {
 		"--kube-api-burst=1000",
 		"--profiling=false",
 		"--enable-dynamic-provisioning=true",
-	); err != nil {
+	}
+	if p.node == nil {
+		args = append(args, "--allocate-node-cidrs=false")
+	} else {
+		args = append(args, "--allocate-node-cidrs=true", "--cluster-cidr="+PodCIDR, "--service-cluster-ip-range="+serviceCIDR)
+	}
+	if err := p.start("kube-controller-manager", "kube-controller-manager", args...); err != nil {
 		return err
 	}
 	if err := p.start("kube-scheduler", "kube-scheduler",
@@ -190,6 +244,9 @@ func (p *Plane) StartControllers() error {
 		"--secure-port=0",
 	); err != nil {
 		return err
+	}
+	if p.node != nil {
+		return nil
 	}
 	return p.start("kwok", "kwok",
 		"--config="+p.dir.Join("config", "kwok.yaml"),
@@ -208,11 +265,11 @@ func (p *Plane) start(name, program string, args ...string) error {
 		Name: name,
 		Path: p.programs.Path(program),
 		Args: args,
-		Dir:  p.dir.Path,
+		Dir:  p.dir.Join(),
 		Log:  p.dir.Join("logs", name+".log"),
 		// Nothing of the caller's environment: neither its kubeconfig nor its proxies
 		// nor a ~/.kwok may take part.
-		Env: []string{"HOME=" + p.dir.Path, "TMPDIR=" + p.dir.Path, "PATH=/usr/bin:/bin"},
+		Env: []string{"HOME=" + p.dir.Join(), "TMPDIR=" + p.dir.Join(), "PATH=/usr/bin:/bin"},
 	})
 	if err != nil {
 		return err
@@ -277,13 +334,21 @@ func (p *Plane) writeKeys() error {
 	if err != nil {
 		return err
 	}
+	addresses := []net.IP{net.IPv4(127, 0, 0, 1), net.ParseIP(apiService)}
+	if p.node != nil {
+		addresses = append(addresses, p.node.Address)
+	}
 	serving, err := p.ca.server("kube-apiserver",
 		[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"},
-		[]net.IP{net.IPv4(127, 0, 0, 1), net.ParseIP(apiService)})
+		addresses)
 	if err != nil {
 		return err
 	}
 	proxy, err := front.client("front-proxy-client")
+	if err != nil {
+		return err
+	}
+	kubelets, err := p.ca.client("kube-apiserver-kubelet-client", "system:masters")
 	if err != nil {
 		return err
 	}
@@ -298,6 +363,8 @@ func (p *Plane) writeKeys() error {
 		"front-proxy-ca.crt":     front.pem(),
 		"front-proxy-client.crt": proxy.cert,
 		"front-proxy-client.key": proxy.key,
+		"kubelet-client.crt":     kubelets.cert,
+		"kubelet-client.key":     kubelets.key,
 		"sa.key":                 sa,
 	})
 }
@@ -309,24 +376,29 @@ func (p *Plane) writeKubeconfigs() error {
 		{p.dir.Join("config", "kube-scheduler.kubeconfig"), "system:kube-scheduler"},
 		{p.dir.Join("config", "kwok.kubeconfig"), "kwok"},
 	} {
-		client, err := p.ca.client(k.user, "system:masters")
-		if err != nil {
-			return err
-		}
-		raw, err := clientcmd.Write(clientcmdapi.Config{
-			Clusters:       map[string]*clientcmdapi.Cluster{"llmbox-lab": {Server: p.host(), CertificateAuthorityData: p.ca.pem()}},
-			AuthInfos:      map[string]*clientcmdapi.AuthInfo{k.user: {ClientCertificateData: client.cert, ClientKeyData: client.key}},
-			Contexts:       map[string]*clientcmdapi.Context{"llmbox-lab": {Cluster: "llmbox-lab", AuthInfo: k.user}},
-			CurrentContext: "llmbox-lab",
-		})
-		if err != nil {
-			return fmt.Errorf("encoding a kubeconfig: %w", err)
-		}
-		if err := labdir.WriteFile(k.path, raw); err != nil {
+		if err := p.WriteKubeconfig(k.path, k.user, "system:masters"); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// WriteKubeconfig writes a kubeconfig with a certificate of a user and its groups.
+func (p *Plane) WriteKubeconfig(path, user string, groups ...string) error {
+	client, err := p.ca.client(user, groups...)
+	if err != nil {
+		return err
+	}
+	raw, err := clientcmd.Write(clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{"llmbox-lab": {Server: p.host(), CertificateAuthorityData: p.ca.pem()}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{user: {ClientCertificateData: client.cert, ClientKeyData: client.key}},
+		Contexts:       map[string]*clientcmdapi.Context{"llmbox-lab": {Cluster: "llmbox-lab", AuthInfo: user}},
+		CurrentContext: "llmbox-lab",
+	})
+	if err != nil {
+		return fmt.Errorf("encoding a kubeconfig: %w", err)
+	}
+	return labdir.WriteFile(path, raw)
 }
 
 func (p *Plane) writeConfigs() error {

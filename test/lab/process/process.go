@@ -28,6 +28,10 @@ type Spec struct {
 	Env  []string
 	// Log receives stdout and stderr.
 	Log string
+	// Files are further open files of the child, from descriptor 3 on.
+	Files []*os.File
+	// Namespaces are those the child gets new, as CLONE_NEW… flags.
+	Namespaces uintptr
 }
 
 // Child is a started program.
@@ -76,7 +80,8 @@ func (g *Group) Start(s Spec) (*Child, error) {
 	defer func() { _ = log.Close() }()
 	cmd := exec.Command(s.Path, s.Args...) // #nosec G204 -- programs the lab built itself
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = s.Dir, s.Env, log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	cmd.ExtraFiles = s.Files
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true, Cloneflags: s.Namespaces}
 
 	started := make(chan error)
 	g.launch <- func() { started <- cmd.Start() }

@@ -75,6 +75,22 @@ func (b *Builder) key(ctx context.Context, p Program, module string) (string, er
 		h.Write(fmt.Appendf(nil, "%s %d\n", name, len(raw)))
 		h.Write(raw)
 	}
+	// A program that is put together here, from packages of its module.
+	own, err := filepath.Glob(filepath.Join(module, "*.go"))
+	if err != nil {
+		return "", fmt.Errorf("reading the program %s: %w", p.Name, err)
+	}
+	for _, name := range own {
+		if filepath.Base(name) == "tools.go" {
+			continue
+		}
+		raw, err := os.ReadFile(name) // #nosec G304 -- the tree's own modules
+		if err != nil {
+			return "", fmt.Errorf("reading the program %s: %w", p.Name, err)
+		}
+		h.Write(fmt.Appendf(nil, "%s %d\n", filepath.Base(name), len(raw)))
+		h.Write(raw)
+	}
 	// Asked inside the module: its go line may select another toolchain.
 	cmd := exec.CommandContext(ctx, "go", "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64")
 	cmd.Dir = module
@@ -89,7 +105,11 @@ func (b *Builder) key(ctx context.Context, p Program, module string) (string, er
 }
 
 func (p Program) arguments(out string) []string {
-	return []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", p.LDFlags, "-o", out, p.Package}
+	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", p.LDFlags}
+	if p.Tags != "" {
+		args = append(args, "-tags", p.Tags)
+	}
+	return append(args, "-o", out, p.Package)
 }
 
 func (b *Builder) compile(ctx context.Context, p Program, module, home, built string) (err error) {

@@ -22,6 +22,8 @@ type Program struct {
 	Package string
 	// LDFlags are the linker flags.
 	LDFlags string
+	// Tags are build tags, with commas between.
+	Tags string
 	// Usual is how long a first build takes on two cores with nothing else to do:
 	// half the CPU time it was measured to need.
 	Usual time.Duration
@@ -39,6 +41,19 @@ func All() []Program {
 		{Name: "kube-scheduler", Module: "kubernetes", Package: "k8s.io/kubernetes/cmd/kube-scheduler", LDFlags: kubernetes, Usual: 30 * time.Second},
 		{Name: "kine", Module: "kine", Package: "github.com/k3s-io/kine", LDFlags: strip, Usual: 160 * time.Second},
 		{Name: "kwok", Module: "kwok", Package: "sigs.k8s.io/kwok/cmd/kwok", LDFlags: strip, Usual: 150 * time.Second},
+		{Name: "kubelet", Module: "kubernetes-node", Package: "k8s.io/kubernetes/cmd/kubelet", LDFlags: kubernetes, Usual: 3 * time.Minute},
+		{Name: "kube-proxy", Module: "kubernetes-node", Package: "k8s.io/kubernetes/cmd/kube-proxy", LDFlags: kubernetes, Usual: time.Minute},
+		{Name: "coredns", Module: "coredns", Package: "github.com/llmbox-dev/llmbox/test/lab/modules/coredns", LDFlags: strip, Usual: 2 * time.Minute},
+		{Name: "local-path-provisioner", Module: "local-path-provisioner", Package: "github.com/rancher/local-path-provisioner", LDFlags: strip, Usual: 2 * time.Minute},
+		// Operators, and what they start: only a full node lab runs them.
+		{Name: "prometheus-operator", Module: "prometheus-operator", Package: "github.com/prometheus-operator/prometheus-operator/cmd/operator", LDFlags: strip, Usual: 160 * time.Second},
+		{Name: "prometheus-config-reloader", Module: "prometheus-operator", Package: "github.com/prometheus-operator/prometheus-operator/cmd/prometheus-config-reloader", LDFlags: strip, Usual: 30 * time.Second},
+		// A box finds its targets through Kubernetes; the clients of all clouds stay out.
+		{Name: "prometheus", Module: "prometheus", Package: "github.com/prometheus/prometheus/cmd/prometheus", LDFlags: strip, Tags: "remove_all_sd,enable_kubernetes_sd", Usual: 5 * time.Minute},
+		{Name: "node-exporter", Module: "node-exporter", Package: "github.com/prometheus/node_exporter", LDFlags: strip, Usual: time.Minute},
+		{Name: "envoy-gateway", Module: "envoy-gateway", Package: "github.com/envoyproxy/gateway/cmd/envoy-gateway", LDFlags: strip, Usual: 330 * time.Second},
+		{Name: "external-secrets", Module: "external-secrets", Package: "github.com/external-secrets/external-secrets", LDFlags: strip, Usual: 5 * time.Minute},
+		{Name: "gpu-operator", Module: "gpu-operator", Package: "github.com/NVIDIA/gpu-operator/cmd/gpu-operator", LDFlags: strip, Usual: 170 * time.Second},
 		{Name: "helm", Module: "helm", Package: "helm.sh/helm/v3/cmd/helm", LDFlags: strip, Usual: 3 * time.Minute},
 	}
 }

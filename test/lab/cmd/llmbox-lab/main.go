@@ -11,6 +11,8 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/llmbox-dev/llmbox/test/lab/node"
 )
 
 const usage = `llmbox-lab runs Kubernetes control planes with simulated GPU nodes.
@@ -20,6 +22,8 @@ Usage:
   llmbox-lab start --dir DIR [flags]   start a lab and stay until told to stop
   llmbox-lab stop --dir DIR            stop a lab
   llmbox-lab sweep --root DIR          remove what killed labs left under DIR
+  llmbox-lab exec --dir DIR -- CMD     run a program in a node's network
+  llmbox-lab images [flags]            list what a node can pull
 
 llmbox-lab COMMAND --help lists the flags.
 `
@@ -57,6 +61,12 @@ func run(ctx context.Context, args []string) error {
 		return stop(args[1:])
 	case "sweep":
 		return sweep(args[1:])
+	case "exec":
+		return execute(args[1:])
+	case "images":
+		return listImages(ctx, args[1:])
+	case node.InsideCommand():
+		return inside(ctx, args[1:])
 	case "help", "-h", "--help":
 		_, err := io.WriteString(os.Stdout, usage)
 		return err

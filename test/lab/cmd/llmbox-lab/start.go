@@ -20,6 +20,7 @@ import (
 
 	"github.com/llmbox-dev/llmbox/internal/gpu"
 	"github.com/llmbox-dev/llmbox/test/lab/labdir"
+	"github.com/llmbox-dev/llmbox/test/lab/node"
 	"github.com/llmbox-dev/llmbox/test/lab/rehearsal"
 	"github.com/llmbox-dev/llmbox/test/lab/standin"
 )
@@ -40,7 +41,10 @@ func start(ctx context.Context, args []string) error {
 		timeout    = fs.Duration("timeout", 2*time.Minute, "give up when the lab is not up by then")
 		verbose    = fs.Bool("verbose", false, "say more on stderr")
 		isDetached = fs.Bool("detached", false, "set by --detach for the process it leaves behind")
+		size       = fs.String("size", "rehearsal", "rehearsal (no container runs) or node (a real node; needs root)")
+		onNode     nodeFlags
 	)
+	onNode.register(fs)
 	if err := parse(fs, args, false); err != nil {
 		return err
 	}
@@ -53,6 +57,12 @@ func start(ctx context.Context, args []string) error {
 	}
 	if *gpus < 0 || *nodes < 1 || *gateway < 0 || *gateway > 65535 {
 		return usageError("--gpus must be 0 or more, --nodes 1 or more, --gateway-port 0 to 65535")
+	}
+	if *size != "rehearsal" && *size != "node" {
+		return usageError("--size is rehearsal or node, not %q", *size)
+	}
+	if *size == "node" && (*nodes != 1 || *delays != "") {
+		return usageError("--size node has one node and no --delays")
 	}
 	if *detach && *lifeline {
 		return usageError("--detach and --lifeline exclude each other")
@@ -90,27 +100,37 @@ func start(ctx context.Context, args []string) error {
 	}
 	// The lab's files, those of its programs included, are for its owner alone.
 	unix.Umask(0o077)
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	if *size == "node" {
+		return startNode(ctx, node.Options{
+			Dir: *dir, Programs: *programs, GPUs: *gpus, GPUProduct: product.LabelValue(), GPUMemoryMiB: product.MemoryMiB,
+			GatewayPort: *gateway, KeepDir: *keep, StartTimeout: *timeout, Log: log,
+		}, onNode, *isDetached)
+	}
 	return rehearsal.Run(ctx, rehearsal.Options{
 		Dir: *dir, Programs: *programs, Product: product, GPUs: *gpus, Nodes: *nodes, Delays: wait,
 		GatewayPort: *gateway, KeepDir: *keep, StartTimeout: *timeout,
-		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
-	}, func(r rehearsal.Ready) error {
-		if *isDetached {
-			// Who started us reads stderr only until the next line is out.
-			if err := logTo(filepath.Join(r.Dir, "logs", "supervisor.log")); err != nil {
-				return err
-			}
+		Log: log,
+	}, func(r rehearsal.Ready) error { return tell(r, r.Dir, *isDetached) })
+}
+
+// tell prints the one line that says that a lab is up.
+func tell(ready any, dir string, isDetached bool) error {
+	if isDetached {
+		// Who started us reads stderr only until the next line is out.
+		if err := logTo(filepath.Join(dir, "logs", "supervisor.log")); err != nil {
+			return err
 		}
-		line, err := json.Marshal(r)
-		if err != nil {
-			return fmt.Errorf("encoding the line: %w", err)
-		}
-		_, err = os.Stdout.Write(append(line, '\n'))
-		if *isDetached {
-			err = errors.Join(err, os.Stdout.Close())
-		}
-		return err
-	})
+	}
+	line, err := json.Marshal(ready)
+	if err != nil {
+		return fmt.Errorf("encoding the line: %w", err)
+	}
+	_, err = os.Stdout.Write(append(line, '\n'))
+	if isDetached {
+		err = errors.Join(err, os.Stdout.Close())
+	}
+	return err
 }
 
 // startDetached runs the same command in a session of its own and returns when
@@ -181,7 +201,7 @@ func stop(args []string) error {
 	if err := labdir.Stop(*dir, 15*time.Second); err != nil {
 		return fmt.Errorf("stopping the lab in %s: %w", *dir, err)
 	}
-	return nil
+	return clearNode(*dir)
 }
 
 func sweep(args []string) error {
@@ -201,6 +221,7 @@ func sweep(args []string) error {
 	for _, s := range swept {
 		switch {
 		case s.Err == nil:
+			errs = append(errs, clearNode(s.Path))
 			fmt.Println("removed", s.Path)
 		case errors.Is(s.Err, labdir.ErrInUse):
 			fmt.Println("running", s.Path)

@@ -1,0 +1,9 @@
+//go:build tools
+
+// Package tools pins the programs that the lab compiles from this module.
+package tools
+
+import (
+	_ "github.com/prometheus-operator/prometheus-operator/cmd/operator"
+	_ "github.com/prometheus-operator/prometheus-operator/cmd/prometheus-config-reloader"
+)
