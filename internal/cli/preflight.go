@@ -166,10 +166,11 @@ func (a *app) hostFindings(ctx context.Context, cmd *cobra.Command, box *boxFlag
 	}
 	box.noAssumption = true
 	box.readGPUs = func(context.Context) ([]model.GPUFact, error) {
-		if facts.GPU == nil {
+		report := facts.GPUReport()
+		if report == nil {
 			return nil, nil
 		}
-		return model.FactsOfReport(*facts.GPU), nil
+		return model.FactsOfReport(*report), nil
 	}
 	decided, err := a.decide(ctx, cmd, box, false, a.newLogger())
 	if decided == nil {
@@ -285,24 +286,29 @@ func (a *app) color() bool {
 	return a.env.Terminal && !a.noColor && a.env.Getenv("NO_COLOR") == "" && a.env.Getenv("TERM") != "dumb"
 }
 
-// verdict turns findings into the command's end.
+// verdict turns findings into the command's end. What follows from another failure
+// is not named beside it, unless that one is ignored: then it stands for itself.
 func verdict(found []finding.Finding, ignore []string, strictWarnings bool) error {
-	var known, stopping []string
+	known := map[string]bool{}
+	stops := map[string]bool{}
 	warned := false
 	for _, f := range found {
-		known = append(known, f.ID)
-		switch {
-		case f.Severity == finding.Fail && (f.Strict || !slices.Contains(ignore, f.ID)):
-			if len(f.Causes) == 0 {
-				stopping = append(stopping, f.ID)
-			}
-		case f.Severity == finding.Warn:
-			warned = true
+		known[f.ID] = true
+		warned = warned || f.Severity == finding.Warn
+		if f.Severity == finding.Fail && (f.Strict || !slices.Contains(ignore, f.ID)) {
+			stops[f.ID] = true
 		}
 	}
 	for _, id := range ignore {
-		if !slices.Contains(known, id) {
+		if !known[id] {
 			return &config.Error{Place: "flag --ignore", Problem: fmt.Sprintf("no check is called %q", id), Fix: "llmbox preflight --all lists them"}
+		}
+	}
+	var stopping []string
+	for _, f := range found {
+		explained := slices.ContainsFunc(f.Causes, func(id string) bool { return stops[id] })
+		if stops[f.ID] && !explained {
+			stopping = append(stopping, f.ID)
 		}
 	}
 	if len(stopping) > 0 {

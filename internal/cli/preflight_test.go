@@ -166,3 +166,38 @@ func TestPreflightSave(t *testing.T) {
 		t.Errorf("failing live: %q, from the snapshot: %q", a, b)
 	}
 }
+
+func TestVerdict(t *testing.T) {
+	fail := func(id string, causes ...string) finding.Finding {
+		return finding.Finding{ID: id, Severity: finding.Fail, Causes: causes}
+	}
+	strict := fail("strict")
+	strict.Strict = true
+	warn := finding.Finding{ID: "warned", Severity: finding.Warn}
+	tests := []struct {
+		name   string
+		found  []finding.Finding
+		ignore []string
+		strict bool
+		says   string
+		code   int
+	}{
+		{"well", []finding.Finding{{ID: "a", Severity: finding.OK}}, nil, true, "", 0},
+		{"root and follower", []finding.Finding{fail("root"), fail("follower", "root")}, nil, false, "failed: root", 3},
+		{"root ignored, the follower stands for itself", []finding.Finding{fail("root"), fail("follower", "root")}, []string{"root"}, false, "failed: follower", 3},
+		{"both ignored", []finding.Finding{fail("root"), fail("follower", "root")}, []string{"root", "follower"}, false, "", 0},
+		{"strict can't be ignored", []finding.Finding{strict}, []string{"strict"}, false, "failed: strict", 3},
+		{"warning", []finding.Finding{warn}, nil, false, "", 0},
+		{"warning, strictly", []finding.Finding{warn}, nil, true, "warnings", 4},
+		{"failure before warning", []finding.Finding{warn, fail("root")}, nil, true, "failed: root", 3},
+		{"unknown id", []finding.Finding{warn}, []string{"nothing"}, false, "nothing", 2},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			err := verdict(tt.found, tt.ignore, tt.strict)
+			if exitCode(err) != tt.code || err != nil && !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("%v (exit %d), want %q (exit %d)", err, exitCode(err), tt.says, tt.code)
+			}
+		})
+	}
+}

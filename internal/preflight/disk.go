@@ -196,7 +196,7 @@ func judgeSpace(f Facts) []finding.Finding {
 		}
 		need := g.bytes + g.disk.TotalBytes*evictPercent/100
 		measured := fmt.Sprintf("%s: %s free, %s will be written (%s)", g.disk.MountPoint, gib(g.disk.AvailableBytes), gib(g.bytes), strings.Join(g.what, ", "))
-		fix := "Enlarge the disk to at least " + gib(g.disk.TotalBytes-g.disk.AvailableBytes+g.bytes+g.disk.TotalBytes*gcPercent/100)
+		fix := "Free space, or enlarge the disk to at least " + gib(g.disk.TotalBytes-g.disk.AvailableBytes+g.bytes+g.disk.TotalBytes*gcPercent/100)
 		if better := f.roomier(disks, g.disk); better != "" {
 			fix = "Put the data on the larger disk: " + onDisk(better)
 		}

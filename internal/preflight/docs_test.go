@@ -67,6 +67,10 @@ called a failure. The table is written by ` + "`go test ./internal/preflight -up
 - **fail** stops an install; ` + "`--ignore ID`" + ` goes on all the same, except where it says *strict*.
 - **warn** is said and stops nothing. **wait** passes by itself. **info** is worth knowing.
 - A finding that another one explains is folded under it: the fifth column names what can.
+  A failure is explained by failures only, never by a warning.
+- Who can't run llmbox on the machine may send what it prints instead: a directory with
+  files of the machine under host/ at their own paths, and commands/NAME.txt, the first
+  line exit=N, for dmesg, ss (ss -lntup), nvidia-smi and the others.
 
 The figures behind *needed* stand with their sources in
 [internal/preflight/thresholds.go](../internal/preflight/thresholds.go).

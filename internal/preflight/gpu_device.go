@@ -116,7 +116,7 @@ func judgeGeneration(f Facts) []finding.Finding {
 			}
 			capability := fmt.Sprintf("%d.%d", *d.ComputeMajor, *d.ComputeMinor)
 			if *d.ComputeMajor < oldestComputeMajor {
-				low = append(low, label(d)+" has "+capability)
+				low = append(low, label(d)+" has compute capability "+capability)
 				evidence = append(evidence, atGPU(d, "compute_major"))
 			} else {
 				good = append(good, capability)
@@ -130,7 +130,7 @@ func judgeGeneration(f Facts) []finding.Finding {
 				continue
 			}
 			if p.ComputeMajor < oldestComputeMajor {
-				low = append(low, label(d)+" has "+p.ComputeCapability())
+				low = append(low, label(d)+" has compute capability "+p.ComputeCapability())
 				evidence = append(evidence, atGPU(d, "name"))
 			} else {
 				good = append(good, p.ComputeCapability())
@@ -146,7 +146,7 @@ func judgeGeneration(f Facts) []finding.Finding {
 					continue
 				}
 				if p.ComputeMajor < oldestComputeMajor {
-					low = append(low, p.Name+" at "+g.address+" has "+p.ComputeCapability())
+					low = append(low, p.Name+" at "+g.address+" has compute capability "+p.ComputeCapability())
 					evidence = append(evidence, atPath("/sys/bus/pci/devices/"+g.address+"/device", g.device))
 				} else {
 					good = append(good, p.ComputeCapability())
@@ -460,7 +460,7 @@ func judgeCount(f Facts) []finding.Finding {
 		}
 	}
 	return fail(fmt.Sprintf("%d on the bus, %d in the driver: %s missing", len(gpus), len(devices), some(8, missing)),
-		powerCycle+". Why is told by: sudo dmesg | grep -E 'NVRM|nvidia'",
+		powerCycle+". To see why: sudo dmesg | grep -E 'NVRM|nvidia'",
 		finding.Evidence{File: "gpu.json", Field: "devices", Line: count(len(devices), "device")}, atPath("/sys/bus/pci/devices", count(len(gpus), "GPU")))
 }
 
@@ -617,7 +617,7 @@ func judgeFabric(f Facts) []finding.Finding {
 				what = "nvidia-fabricmanager is not installed"
 			}
 		} else {
-			fix = "sudo systemctl restart nvidia-fabricmanager. What it waits for is told by: sudo journalctl -u nvidia-fabricmanager -n 50"
+			fix = "sudo systemctl restart nvidia-fabricmanager. To see what it waits for: sudo journalctl -u nvidia-fabricmanager -n 50"
 		}
 		return fail(fmt.Sprintf("%s, fabric state %s; %s, so CUDA answers with error 802", count(len(f.GPU.Devices), "GPU"), fabric, what), fix,
 			append(evidence, at(units, "nvidia-fabricmanager.service "+unit.Active))...)
@@ -992,7 +992,7 @@ func judgeLicense(f Facts) []finding.Finding {
 			return finding.OK, "", "", ""
 		}
 		return finding.Fail, "a virtual GPU, " + d.License + ": it slows down to a crawl after some minutes",
-			"Put the provider's client token into /etc/nvidia/ClientConfigToken/ and: sudo systemctl restart nvidia-gridd; nvidia-smi -q | grep -i license must say Licensed", "license"
+			"Put the provider's client token into /etc/nvidia/ClientConfigToken/, then: sudo systemctl restart nvidia-gridd. After a minute this must say Licensed: sudo nvidia-smi -q | grep -i license", "license"
 	})
 }
 

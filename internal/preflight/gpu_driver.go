@@ -180,7 +180,7 @@ func judgeVFIO(f Facts) []finding.Finding {
 			held = append(held, g.address)
 		}
 	}
-	fix := "Take the GPU's ids out of vfio-pci (grep -r vfio /etc/modprobe.d /etc/default/grub), " + rebuildInitramfs(f) + ", sudo reboot"
+	fix := "Take the GPU out of what hands it to vfio-pci, which this finds: sudo grep -rn vfio /etc/modprobe.d /etc/default/grub. Then: " + rebuildInitramfs(f) + " && sudo reboot"
 	switch {
 	case len(held) > 0 && len(held) == len(gpus):
 		return fail("every GPU is bound to vfio-pci: "+some(8, held), fix, atPath("/sys/bus/pci/devices/"+held[0]+"/driver", "vfio-pci"))
@@ -410,10 +410,10 @@ func judgeDriver(f Facts) []finding.Finding {
 	if f.driverInstalled() {
 		if conf, line := f.blocked("nvidia"); line != "" {
 			return named("gpu.driver.not_loaded", fail("the driver is installed, but "+shown(conf.Place)+" keeps its kernel module from loading: "+line,
-				"sudo sed -i '/^ *"+strings.Fields(line)[0]+" *nvidia\\b/d' "+shown(conf.Place)+" && "+rebuildInitramfs(f)+" && sudo reboot", at(conf, line)))
+				"sudo sed -i -E '/^ *(blacklist|install) +nvidia( |$)/d' "+shown(conf.Place)+" && "+rebuildInitramfs(f)+" && sudo reboot", at(conf, line)))
 		}
 		return named("gpu.driver.not_loaded", fail("the driver is installed but its kernel module is not loaded",
-			"sudo modprobe nvidia. When that fails, why is told by: sudo dmesg | tail -n 20", at(t, "no line begins with nvidia")))
+			"sudo modprobe nvidia. When that fails, see why: sudo dmesg | tail -n 20", at(t, "no line begins with nvidia")))
 	}
 	return named("gpu.driver.missing", fail("no NVIDIA driver is installed", f.driverInstall(), at(t, "no line begins with nvidia")))
 }
@@ -533,6 +533,10 @@ func judgeLibMismatch(f Facts) []finding.Finding {
 		evidence = append(evidence, at(history, "Commandline: /usr/bin/unattended-upgrade"))
 	}
 	fix := "sudo reboot (running GPU programs end), then keep it from happening again: " + f.driverHold()
+	if library := f.library(); strings.HasPrefix(library, "/usr/local/") {
+		// No package of the driver puts it there, so that no reboot mends it.
+		fix = "Remove the stray copy of the library: sudo rm " + path.Dir(library) + "/libnvidia-ml.so* && sudo ldconfig"
+	}
 	return fail(measured, fix, evidence...)
 }
 
@@ -804,7 +808,7 @@ func endings() map[gpu.Ending]endingAdvice {
 		gpu.EndingLibraryNotFound: {finding.Fail, "libnvidia-ml.so.1 was not found: the driver's libraries are not installed",
 			"Install the driver's utilities of the same version as the module, such as: sudo apt-get install -y nvidia-utils-580-server && sudo ldconfig"},
 		gpu.EndingVersionMismatch: {finding.Fail, "the driver and its library are of different versions", "sudo reboot"},
-		gpu.EndingDriverNotLoaded: {finding.Fail, "the driver's kernel module is not loaded", "sudo modprobe nvidia. When that fails, why is told by: sudo dmesg | tail -n 20"},
+		gpu.EndingDriverNotLoaded: {finding.Fail, "the driver's kernel module is not loaded", "sudo modprobe nvidia. When that fails, see why: sudo dmesg | tail -n 20"},
 		gpu.EndingNoPermission: {finding.Fail, "no permission to use the GPU",
 			"Run it as root: sudo llmbox preflight. If that says the same: sudo chmod 0666 /dev/nvidia*"},
 		gpu.EndingGPULost: {finding.Fail, "a GPU no longer answers: it fell off the bus",
@@ -866,7 +870,9 @@ func judgeNVML(f Facts) []finding.Finding {
 		measured += ": " + end.Detail
 	}
 	if f.GPU.Source != gpu.SourceNVML && f.GPU.Source != gpu.SourceNone {
-		measured += "; " + string(f.GPU.Source) + " spoke instead"
+		measured += map[gpu.Source]string{
+			gpu.SourceSMI: "; nvidia-smi was asked instead", gpu.SourceProc: "; /proc and the PCI bus were asked instead", gpu.SourcePCI: "; the PCI bus was asked instead",
+		}[f.GPU.Source]
 	}
 	return []finding.Finding{{
 		ID: "gpu.nvml." + string(end.Ending), Severity: advice.severity, State: finding.Judged,

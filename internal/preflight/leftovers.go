@@ -55,7 +55,7 @@ func (f Facts) otherKubernetes() []foreignCluster {
 		{"Canonical Kubernetes", "sudo snap remove --purge k8s", []string{"/snap/k8s"}, []string{"snap.k8s.kubelet.service"}},
 		{"RKE2", "sudo /usr/local/bin/rke2-uninstall.sh", []string{"/usr/local/bin/rke2", "/opt/rke2/bin/rke2", "/etc/rancher/rke2"}, []string{"rke2-server.service", "rke2-agent.service"}},
 		{"k0s", "sudo /usr/local/bin/k0s stop; sudo /usr/local/bin/k0s reset", []string{"/usr/local/bin/k0s", "/etc/k0s", "/var/lib/k0s"}, []string{"k0scontroller.service", "k0sworker.service"}},
-		{"EKS", "use another machine: this node belongs to an EKS cluster", []string{"/etc/eks"}, nil},
+		{"EKS", "Use another machine: this one belongs to an EKS cluster", []string{"/etc/eks"}, nil},
 		{"kubeadm's Kubernetes", "sudo kubeadm reset -f && sudo systemctl disable --now kubelet", []string{"/etc/kubernetes/kubelet.conf", "/etc/kubernetes/admin.conf", "/etc/kubernetes/manifests/kube-apiserver.yaml"}, []string{"kubelet.service"}},
 	}
 	var out []foreignCluster
@@ -93,7 +93,11 @@ func judgeOtherKubernetes(f Facts) []finding.Finding {
 		names = append(names, c.name+" ("+c.sign+")")
 		running = running || c.running
 	}
-	fix := "If nobody needs it: " + others[0].remove + ". Else install into it: llmbox install --kubeconfig FILE"
+	fix := others[0].remove
+	if strings.HasPrefix(fix, "sudo ") {
+		fix = "If nobody needs it: " + fix
+	}
+	fix += ". Else install into it: llmbox install --kubeconfig FILE"
 	if running {
 		return fail(strings.Join(names, ", ")+" runs here", fix, atPath(others[0].sign, ""))
 	}
@@ -119,7 +123,7 @@ func judgeK3sRemains(f Facts) []finding.Finding {
 		return fail("a k3s that llmbox did not install runs here",
 			"Install into it: sudo llmbox install --kubeconfig /etc/rancher/k3s/k3s.yaml. Or, if nobody needs it: "+wipe, atPath(unit, ""))
 	case data != "" && (program == "" || unit == ""):
-		return fail("half removed: "+data+" is still there, its "+missingPart(program, unit)+" not; a new k3s can't read the old data", wipe, atPath(data, ""))
+		return fail("half removed: "+data+" is still there, its "+missingPart(program, unit)+" is gone; a new k3s can't read the old data", wipe, atPath(data, ""))
 	case data != "":
 		return fail("a stopped k3s with its data ("+data+"): a new token does not open it",
 			"Start it and install into it: sudo systemctl start k3s; sudo llmbox install --kubeconfig /etc/rancher/k3s/k3s.yaml. Or, if nobody needs it: "+wipe, atPath(data, ""))
@@ -193,7 +197,7 @@ func judgeMounts(f Facts) []finding.Finding {
 		for _, root := range []string{"/var/lib/kubelet/", "/run/k3s/", "/run/netns/cni-", "/var/lib/rancher/k3s/agent/"} {
 			if strings.HasPrefix(m.point, root) {
 				left = append(left, m.point)
-				if strings.HasPrefix(m.kind, "nfs") || m.kind == "cifs" || m.kind == "ceph" {
+				if network == "" && (strings.HasPrefix(m.kind, "nfs") || m.kind == "cifs" || m.kind == "ceph") {
 					network = m.point
 				}
 			}
@@ -203,10 +207,14 @@ func judgeMounts(f Facts) []finding.Finding {
 		return well("none")
 	}
 	measured := fmt.Sprintf("%s, such as %s", count(len(left), "mount"), left[0])
-	fix := "sudo umount " + strings.Join(left[:min(len(left), 4)], " ")
+	rest := slices.DeleteFunc(slices.Clone(left), func(point string) bool { return point == network })
+	fix := "sudo umount " + strings.Join(rest[:min(len(rest), 4)], " ")
 	if network != "" {
 		measured += "; " + network + " is a network share: deleting under it would delete the share's files"
-		fix = "First the share: sudo umount " + network + ". Then: " + fix
+		share := "sudo umount " + network
+		if fix = "First the share: " + share + ". Then: " + fix; len(rest) == 0 {
+			fix = share
+		}
 	}
 	if f.exists("/usr/local/bin/k3s-killall.sh") {
 		fix = "sudo /usr/local/bin/k3s-killall.sh. Or: " + fix

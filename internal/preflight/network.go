@@ -281,7 +281,11 @@ func judgeK3sPorts(f Facts) []finding.Finding {
 	fix := "Stop what holds them, which this lists: sudo ss -lntup"
 	if others := f.otherKubernetes(); len(others) > 0 {
 		measured += " (" + others[0].name + ")"
-		fix = "Remove the other Kubernetes if nobody needs it: " + others[0].remove + ". Or install into it: llmbox install --kubeconfig FILE"
+		fix = others[0].remove
+		if strings.HasPrefix(fix, "sudo ") {
+			fix = "Remove the other Kubernetes if nobody needs it: " + fix
+		}
+		fix += ". Or install into it: llmbox install --kubeconfig FILE"
 	} else if f.k3sRuns() {
 		measured += " (a k3s that llmbox did not install)"
 		fix = "Install into it: sudo llmbox install --kubeconfig /etc/rancher/k3s/k3s.yaml. Or, if nobody needs it: " + f.k3sWipe()
@@ -491,10 +495,12 @@ func judgeDNSLoop(f Facts) []finding.Finding {
 	if len(servers) == 0 {
 		return warn("/etc/resolv.conf names no server", "Name one, such as the cloud's own or 1.1.1.1: printf 'nameserver 1.1.1.1\\n' | sudo tee -a /etc/resolv.conf", at(t, ""))
 	}
-	fix := "Name a server that pods can reach: sudo mkdir -p /etc/llmbox; printf 'nameserver 1.1.1.1\\n' | sudo tee /etc/llmbox/resolv.conf; " +
+	fix := "name a server that pods can reach: sudo mkdir -p /etc/llmbox; printf 'nameserver 1.1.1.1\\n' | sudo tee /etc/llmbox/resolv.conf; " +
 		installSet("k3s.extraArgs=--resolv-conf=/etc/llmbox/resolv.conf")
 	if slices.Contains(servers, "127.0.0.53") {
-		fix = "sudo systemctl restart systemd-resolved, so that /run/systemd/resolve/resolv.conf names the real servers (k3s: --resolv-conf /run/systemd/resolve/resolv.conf). If it names none: " + fix
+		fix = "sudo systemctl restart systemd-resolved, so that /run/systemd/resolve/resolv.conf names the real servers (k3s: --resolv-conf /run/systemd/resolve/resolv.conf). If it names none, " + fix
+	} else {
+		fix = strings.ToUpper(fix[:1]) + fix[1:]
 	}
 	return fail("nameserver "+strings.Join(servers, ", ")+": pods would ask themselves", fix, at(t, "nameserver "+servers[0]))
 }

@@ -57,7 +57,7 @@ func osChecks() []Check {
 			Source: "k3s-io/k3s#3884; rancher/k3os#702", Judge: judgeReadonly,
 		},
 		{
-			ID: "host.clock", Title: "Clock", Required: "within " + clockOffset.String() + " of the servers' time",
+			ID: "host.clock", Title: "Clock", Required: "at most one minute off the servers' time",
 			Source: "k3s-io/k3s#5163, #6368", Judge: judgeClock,
 			Causes: []string{"host.container", "host.wsl"},
 		},
