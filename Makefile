@@ -16,7 +16,7 @@ VERSION ?= $(or $(TAGGED),0.0.0-dev$(addprefix -,$(COMMIT)))
 STAMP := $(if $(COMMIT),true,false)
 
 # Each folder with a go.mod of its own that holds code of the project.
-MODULES := . $(patsubst %/go.mod,%,$(wildcard test/*/go.mod)) test/lab/gpu-sim test/lab/proxy-standin tools/crds
+MODULES := . $(patsubst %/go.mod,%,$(wildcard test/*/go.mod)) test/lab/gpu-sim test/lab/proxy-standin test/rules/promtool tools/crds
 # What a lab runs; the helm CLI is only compared with.
 LAB_PROGRAMS := kube-apiserver kube-controller-manager kube-scheduler kine kwok
 
