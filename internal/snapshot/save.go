@@ -72,9 +72,14 @@ func (s *Snapshot) members() ([]member, error) {
 	return out, nil
 }
 
+// indented writes JSON for people; "<" stays what it is.
 func indented(v any) ([]byte, error) {
-	data, err := json.MarshalIndent(v, "", "  ")
-	return append(data, '\n'), err
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	err := encoder.Encode(v)
+	return out.Bytes(), err
 }
 
 // entryLines writes a JSON list with one entry a line, so that people can grep it.
