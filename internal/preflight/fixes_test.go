@@ -42,7 +42,7 @@ func typeable(t *testing.T, f finding.Finding) {
 		}
 	}
 	for _, m := range subcommand.FindAllStringSubmatch(f.Fix, -1) {
-		if !slices.Contains([]string{"install", "preflight", "models", "support-bundle", "plan", "status", "doctor"}, m[1]) {
+		if !slices.Contains([]string{"install", "preflight", "models", "plan", "status", "doctor"}, m[1]) {
 			t.Errorf("%s names the command %q, which is none: %s", f.ID, m[1], f.Fix)
 		}
 	}

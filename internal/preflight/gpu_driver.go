@@ -822,7 +822,7 @@ func endings() map[gpu.Ending]endingAdvice {
 		gpu.EndingHelperAbsent: {finding.Info, "this build of llmbox carries no helper that asks NVML", ""},
 		gpu.EndingMissingSymbol: {finding.Fail, "libnvidia-ml.so.1 lacks functions that every supported driver has",
 			"Update the driver, or remove the stray copy of the library that this lists: sudo ldconfig -p | grep libnvidia-ml"},
-		gpu.EndingBadAnswer: {finding.Warn, "what the helper that asks NVML wrote could not be read", "sudo llmbox support-bundle, and report it"},
+		gpu.EndingBadAnswer: {finding.Warn, "what the helper that asks NVML wrote could not be read", "sudo llmbox preflight --save box.tar.gz, and report it with that file"},
 		gpu.EndingError:     {finding.Fail, "NVML reported an error", "A reboot often helps: sudo reboot. The driver's own words: sudo dmesg | grep NVRM"},
 	}
 }
