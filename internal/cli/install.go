@@ -81,23 +81,18 @@ func (a *app) runInstall(cmd *cobra.Command, flags *boxFlags, ignore []string, f
 	return err
 }
 
-// machineFirst is the end of an install where no cluster was named or found: whether
-// the machine itself would serve is the better answer than the missing file.
+// machineFirst is the end of an install where no cluster was named or found: beside
+// what to name it says whether this machine would serve.
 func (a *app) machineFirst(cmd *cobra.Command, flags *boxFlags, ignore []string, fix bool, noCluster error) error {
 	look, err := a.lookAtHost(cmd.Context(), cmd, flags, preflightFlags{gpuTimeout: gpu.HangAfter, fix: fix})
 	if err != nil {
 		return err
 	}
-	found := look.found
-	if a.output == "json" {
-		// The findings of a run are events; there is no run yet to have some.
-		return errors.Join(verdict(found, ignore, false), noCluster)
+	// This version needs a cluster; what it says of the machine is a help, not the answer.
+	if a.output != "json" {
+		if err := a.printFindings(look.found, false); err != nil {
+			return err
+		}
 	}
-	if err := a.printFindings(found, false); err != nil {
-		return err
-	}
-	if err := verdict(found, ignore, false); err != nil {
-		return err
-	}
-	return noCluster
+	return errors.Join(noCluster, verdict(look.found, ignore, false))
 }
