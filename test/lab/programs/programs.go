@@ -54,6 +54,12 @@ func All() []Program {
 		{Name: "envoy-gateway", Module: "envoy-gateway", Package: "github.com/envoyproxy/gateway/cmd/envoy-gateway", LDFlags: strip, Usual: 330 * time.Second},
 		{Name: "external-secrets", Module: "external-secrets", Package: "github.com/external-secrets/external-secrets", LDFlags: strip, Usual: 5 * time.Minute},
 		{Name: "gpu-operator", Module: "gpu-operator", Package: "github.com/NVIDIA/gpu-operator/cmd/gpu-operator", LDFlags: strip, Usual: 170 * time.Second},
+		{Name: "helm-controller", Module: "helm-controller", Package: "github.com/k3s-io/helm-controller", LDFlags: strip, Usual: 2 * time.Minute},
+		{Name: "kyverno", Module: "kyverno", Package: "github.com/kyverno/kyverno/cmd/kyverno", LDFlags: strip, Usual: 7 * time.Minute},
+		{Name: "kyverno-init", Module: "kyverno", Package: "github.com/kyverno/kyverno/cmd/kyverno-init", LDFlags: strip, Usual: time.Minute},
+		{Name: "keda", Module: "keda", Package: "github.com/kedacore/keda/v2/cmd/operator", LDFlags: strip, Usual: 12 * time.Minute},
+		{Name: "keda-adapter", Module: "keda", Package: "github.com/kedacore/keda/v2/cmd/adapter", LDFlags: strip, Usual: time.Minute},
+		{Name: "keda-admission-webhooks", Module: "keda", Package: "github.com/kedacore/keda/v2/cmd/webhooks", LDFlags: strip, Usual: time.Minute},
 		{Name: "helm", Module: "helm", Package: "helm.sh/helm/v3/cmd/helm", LDFlags: strip, Usual: 3 * time.Minute},
 	}
 }

@@ -1,0 +1,9 @@
+//go:build tools
+
+// Package tools pins the programs that the lab compiles from this module.
+package tools
+
+import (
+	_ "github.com/kyverno/kyverno/cmd/kyverno"
+	_ "github.com/kyverno/kyverno/cmd/kyverno-init"
+)
