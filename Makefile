@@ -51,7 +51,7 @@ lab-helm: lab ## Compile the helm CLI too, with which tests and bench-install co
 # project. The stand-ins are compiled from test/lab, seconds each; those with a go.mod of
 # their own share the versions, and so the compiled packages, of what they talk to.
 LAB_NODE_PROGRAMS := $(filter-out kwok,$(LAB_PROGRAMS)) kubelet kube-proxy coredns local-path-provisioner
-LAB_STANDINS := pause-standin hub-standin http-standin vllm-sim
+LAB_STANDINS := pause-standin hub-standin http-standin vllm-sim kube-state-metrics-standin
 
 .PHONY: lab-node
 lab-node: build ## Compile what a node-size lab runs into bin/lab (Debian packages to start it: test/lab/README.md)
@@ -61,11 +61,27 @@ lab-node: build ## Compile what a node-size lab runs into bin/lab (Debian packag
 
 .PHONY: lab-node-gateway
 lab-node-gateway: lab-node ## Compile Envoy Gateway and the stand-in for Envoy, too
-	bin/llmbox-lab build --modules test/lab/modules --out bin/lab envoy-gateway
+	bin/llmbox-lab build --modules test/lab/modules --out bin/lab envoy-gateway egctl
 	cd test/lab/proxy-standin && go build -ldflags '-s -w' -o ../../../bin/lab/proxy-standin .
 
+# The GPU operator, its operands, and a node that looks as if it had a GPU: what asks
+# NVML is compiled with cgo, and NVML itself is a stand-in written in C.
+LAB_GPU_PROGRAMS := gpu-operator nvidia-validator nfd-master nfd-worker nfd-gc nvidia-device-plugin gpu-feature-discovery config-manager nvidia-container-runtime
+LAB_NVML_CC = gcc -O1 -s -Wall -Wextra -Werror -Wno-deprecated-declarations -DNVML_NO_UNVERSIONED_FUNC_DEFS=1 -I "$$(go list -m -f '{{.Dir}}' github.com/NVIDIA/go-nvml)/gen/nvml"
+
+.PHONY: lab-node-gpu
+lab-node-gpu: lab-node ## Compile the GPU operator, its operands and a simulated GPU, too (needs gcc)
+	bin/llmbox-lab build --modules test/lab/modules --out bin/lab $(LAB_GPU_PROGRAMS)
+	cd test/lab/gpu-sim && go build -ldflags '-s -w' -o ../../../bin/lab/dcgm-exporter-standin ./dcgm-exporter-standin
+	$(LAB_NVML_CC) -shared -fPIC -o bin/lab/nvml-standin.so test/lab/nvml-standin/nvml_standin.c
+	$(LAB_NVML_CC) -o bin/lab/nvidia-smi-standin test/lab/nvml-standin/nvidia_smi_standin.c -ldl
+
+.PHONY: lab-egctl
+lab-egctl: build ## Compile Envoy Gateway's translator, with which test/rendered looks at what Envoy is told
+	bin/llmbox-lab build --modules test/lab/modules --out bin/lab egctl
+
 .PHONY: lab-node-full
-lab-node-full: lab-node-gateway ## Compile every operator that can be compiled
+lab-node-full: lab-node-gateway $(if $(HAVE_GCC),lab-node-gpu) ## Compile every operator that can be compiled
 	bin/llmbox-lab build --modules test/lab/modules --out bin/lab prometheus-operator prometheus-config-reloader prometheus node-exporter external-secrets gpu-operator
 
 .PHONY: e2e
@@ -115,9 +131,10 @@ crds-check: ## Regenerating changes nothing, same as upstream ships, accepted by
 	cd tools/crds && LLMBOX_KUBE_BIN='$(if $(wildcard bin/lab/kube-apiserver),$(CURDIR)/bin/lab)' go test -count=1 ./...
 
 .PHONY: docs
-docs: ## Rewrite the pages that are generated: docs/config.md, docs/components.md
+docs: ## Rewrite the pages that are generated: docs/{config,components,pod-security,footprint}.md
 	go test -count=1 -run '^TestReference$$' ./internal/config -update
 	go test -count=1 -run '^TestComponentsPage$$' ./internal/component -update
+	go test -count=1 -run '^Test(PodSecurity|Footprint)Page$$' ./test/rendered -update
 
 .PHONY: bench-plan
 bench-plan: ## Plan tables of 10, 100 and 1,000 components; the time grows with the needs

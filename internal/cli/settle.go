@@ -141,6 +141,9 @@ func (a *app) settle(ctx context.Context, cmd *cobra.Command, flags *boxFlags, n
 	}
 	if s.client != nil {
 		in.KubeVersion = s.client.Version
+		if in.APIServers, err = s.client.APIServers(ctx); err != nil {
+			return s, err
+		}
 	}
 	s.plan, err = installer.BuildPlan(in)
 	return s, err

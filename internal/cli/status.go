@@ -85,6 +85,9 @@ func (a *app) printStatus(doc statusDoc) error {
 			ready = "yes"
 		}
 		reason := c.Reason
+		if c.Chart != "" && c.Chart != installer.EmbeddedChart {
+			reason = strings.TrimSpace("chart " + c.Chart + " " + reason)
+		}
 		if len(c.SimulatedBy) > 0 {
 			reason = strings.TrimSpace(reason + " simulated by " + strings.Join(c.SimulatedBy, ", "))
 		}

@@ -32,7 +32,7 @@ func (c *Client) DeleteOwned(ctx context.Context, obj *unstructured.Unstructured
 	if err != nil {
 		return fmt.Errorf("reading %s: %w", describe(obj), Classify(err))
 	}
-	if there.GetLabels()[ManagedByLabel] != ManagedByValue {
+	if !made(there) {
 		return nil
 	}
 	if err := res.Delete(ctx, obj.GetName(), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
@@ -102,6 +102,18 @@ func (c *Client) DeleteAndWait(ctx context.Context, objects []*unstructured.Unst
 	}
 }
 
+// made tells whether llmbox made an object. An operator that takes one over may write
+// labels of its own in the place of ours; who applied the fields it kept still stands
+// in the object.
+func made(obj *unstructured.Unstructured) bool {
+	if obj.GetLabels()[ManagedByLabel] == ManagedByValue {
+		return true
+	}
+	return slices.ContainsFunc(obj.GetManagedFields(), func(f metav1.ManagedFieldsEntry) bool {
+		return f.Manager == FieldManager && f.Operation == metav1.ManagedFieldsOperationApply
+	})
+}
+
 // Foreign returns the object as it is in the cluster if it is there and not
 // llmbox's own; nil otherwise.
 func (c *Client) Foreign(ctx context.Context, obj *unstructured.Unstructured) (*unstructured.Unstructured, error) {
@@ -110,7 +122,7 @@ func (c *Client) Foreign(ctx context.Context, obj *unstructured.Unstructured) (*
 		return nil, err
 	}
 	there, err := res.Get(ctx, obj.GetName(), metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && there.GetLabels()[ManagedByLabel] == ManagedByValue {
+	if apierrors.IsNotFound(err) || err == nil && made(there) {
 		return nil, nil
 	}
 	if err != nil {

@@ -20,7 +20,7 @@ func planCRDs(fsys fs.FS, plan *Plan) error {
 	for i := range plan.Steps {
 		step := &plan.Steps[i]
 		// A replaced chart brings its own CRDs, and so does somebody else's install.
-		if step.Mode != component.Install || step.ChartOrigin != embedded {
+		if step.Mode != component.Install || step.ChartOrigin != EmbeddedChart {
 			continue
 		}
 		crds, err := cluster.LoadCRDs(fsys, step.Node.CRDs)
@@ -47,6 +47,41 @@ func planCRDs(fsys fs.FS, plan *Plan) error {
 		plan.CRDs = append(plan.CRDs, byName[name])
 	}
 	return nil
+}
+
+// crdNames lists the CRDs that llmbox itself brings.
+func (p *Plan) crdNames() []string {
+	return namesOf(p.CRDs)
+}
+
+// crdsAmong lists the CRDs that a chart brings as templates.
+func crdsAmong(objects []*unstructured.Unstructured) []string {
+	return namesOf(slices.DeleteFunc(slices.Clone(objects), func(o *unstructured.Unstructured) bool {
+		return o.GroupVersionKind().GroupKind() != schema.GroupKind{Group: "apiextensions.k8s.io", Kind: "CustomResourceDefinition"}
+	}))
+}
+
+func namesOf(objects []*unstructured.Unstructured) []string {
+	names := make([]string, len(objects))
+	for i, o := range objects {
+		names[i] = o.GetName()
+	}
+	return names
+}
+
+// releases lists those that llmbox makes in this plan.
+func (p *Plan) releases() []cluster.ReleaseName {
+	var names []cluster.ReleaseName
+	for _, s := range p.Steps {
+		if s.Release != nil {
+			names = append(names, s.releaseName())
+		}
+	}
+	return names
+}
+
+func (s Step) releaseName() cluster.ReleaseName {
+	return cluster.ReleaseName{Namespace: s.Release.Namespace, Name: s.Release.Name}
 }
 
 func definedKind(crd *unstructured.Unstructured) schema.GroupKind {

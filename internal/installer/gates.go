@@ -68,6 +68,10 @@ type namespacedWorkload struct {
 func workloadsOf(step Step) []namespacedWorkload {
 	var out []namespacedWorkload
 	for _, o := range step.Objects {
+		// Helm waits for its hooks itself, and may delete them when they are done.
+		if _, hook := o.GetAnnotations()[hookAnnotation]; hook {
+			continue
+		}
 		switch o.GetKind() {
 		case "Deployment", "StatefulSet", "DaemonSet", "Job":
 			ns := o.GetNamespace()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"path"
 	"slices"
 	"strings"
@@ -30,6 +31,8 @@ type Input struct {
 	Version string
 	// KubeVersion is what charts are rendered for; empty without a cluster.
 	KubeVersion string
+	// APIServers is where the API server itself listens, as far as the cluster says.
+	APIServers []netip.AddrPort
 }
 
 // Plan is what a run will do, in order, before anything is touched.
@@ -117,10 +120,11 @@ func BuildPlan(in Input) (*Plan, error) {
 	return plan, planCRDs(in.Assets, plan)
 }
 
-const embedded = "embedded"
+// EmbeddedChart is the origin of a chart that llmbox brings.
+const EmbeddedChart = "embedded"
 
 func planStep(in Input, plan *Plan, node component.Node) (Step, error) {
-	step := Step{Node: node, Images: map[string]component.Image{}, Version: node.Version.Shipped, ChartOrigin: embedded}
+	step := Step{Node: node, Images: map[string]component.Image{}, Version: node.Version.Shipped, ChartOrigin: EmbeddedChart}
 	for key, img := range node.Images {
 		img.Reference = strings.ReplaceAll(img.Reference, ":VERSION", ":"+imageTag(in.Version))
 		step.Images[key] = img
@@ -243,6 +247,7 @@ const (
 	kedaStep       = "keda"
 	gatewayStep    = "envoy-gateway"
 	autoscaleStep  = "autoscale"
+	gpuStep        = "gpu-operator"
 )
 
 // HostPorts lists the ports that the box takes on the node, sorted.

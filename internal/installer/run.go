@@ -306,6 +306,10 @@ func (r *Run) manifests(ctx context.Context, path string) (int64, error) {
 func (r *Run) startCRDs(ctx, waiting context.Context) {
 	r.feeding.Do(func() {
 		bounded, cancel := context.WithTimeout(ctx, crdsTimeout)
+		// Before the feed looks whose they are.
+		if err := r.client.TakeCRDs(bounded, r.plan.crdNames(), r.plan.releases()); err != nil {
+			r.log.Warn("taking CRDs back from earlier charts", "error", err)
+		}
 		feed := r.client.FeedCRDs(bounded, r.plan.CRDs)
 		detach := context.AfterFunc(waiting, feed.Stop)
 		r.crds, r.stopCRDs = feed, func() {
@@ -355,8 +359,14 @@ func (r *Run) apply(ctx, waiting context.Context, s Step) (chart.Outcome, error)
 	defer r.crds.Hold()()
 	err := r.phase(s.Path()+"/release", "Applying "+s.Release.Chart.Name()+" "+s.Version, func() (string, error) {
 		var err error
+		if s.ChartOrigin != EmbeddedChart {
+			if err := r.client.GiveCRDs(ctx, crdsAmong(s.Objects), s.releaseName()); err != nil {
+				return "", err
+			}
+		}
+		explain := r.watchHooks(ctx, s)
 		if out, err = r.engine.Apply(ctx, *s.Release); err != nil {
-			return "", err
+			return "", explain(err)
 		}
 		text := fmt.Sprintf("%s, revision %d, %d objects", out.Change, out.Revision, len(s.Objects))
 		if out.Repaired != "" {

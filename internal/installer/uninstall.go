@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -170,6 +171,11 @@ func (r *Run) removeClusterObjects(ctx context.Context) (string, error) {
 			problems = append(problems, err)
 		}
 	}
+	if gone, nfd := r.gpuOperatorIsGone(); gone {
+		if err := r.client.CleanGPUNodes(ctx, nfd); err != nil {
+			problems = append(problems, err)
+		}
+	}
 	// Webhooks of an operator that is gone refuse everything they match.
 	if err := r.client.DeleteOrphanedWebhooks(ctx, r.namespaces()); err != nil {
 		problems = append(problems, err)
@@ -185,6 +191,21 @@ func (r *Run) removeClusterObjects(ctx context.Context) (string, error) {
 		text = fmt.Sprintf("%d CRDs kept: other objects use them (%s …)", len(kept), kept[0])
 	}
 	return text, errors.Join(problems...)
+}
+
+// gpuOperatorIsGone tells whether the GPU operator was ours to remove, and whether Node
+// Feature Discovery went with it.
+func (r *Run) gpuOperatorIsGone() (gone, nfd bool) {
+	for _, s := range r.plan.Steps {
+		if s.Name != gpuStep || s.Release == nil || s.Mode != component.Install {
+			continue
+		}
+		nfd = slices.ContainsFunc(s.Objects, func(o *unstructured.Unstructured) bool {
+			return o.GetKind() == "Deployment" && strings.HasSuffix(o.GetName(), "nfd-master")
+		})
+		return true, nfd
+	}
+	return false, false
 }
 
 // namespaces lists the namespaces that llmbox makes, its own last.

@@ -1,6 +1,9 @@
 package installer
 
 import (
+	"net/netip"
+	"slices"
+
 	"github.com/llmbox-dev/llmbox/internal/component"
 )
 
@@ -39,8 +42,11 @@ func computeValues(in Input, plan *Plan, step Step) map[string]any {
 		if in.Box.Gateway.TLS.Enabled {
 			set([]string{"tls", "existingSecret"}, in.Box.Gateway.TLS.ExistingSecret)
 		}
-	case "keda", "vault":
+	case "keda":
 		set([]string{"monitors", "enabled"}, monitored)
+	case "vault":
+		set([]string{"monitors", "enabled"}, monitored)
+		vaultPolicy(in.APIServers, set)
 	case "external-secrets":
 		set([]string{"monitors", "enabled"}, monitored)
 		set([]string{"externalSecrets", "hfToken", "enabled"}, in.Box.Secrets.HFTokenFile != "")
@@ -50,6 +56,25 @@ func computeValues(in Input, plan *Plan, step Step) map[string]any {
 		set([]string{"serviceMonitor", "enabled"}, monitored)
 	}
 	return values
+}
+
+// vaultPolicy names the API server in Vault's network policy: there is no pod to select,
+// and neither its port nor its address is the same on every cluster.
+func vaultPolicy(servers []netip.AddrPort, set func([]string, any)) {
+	if len(servers) == 0 {
+		return // the chart's defaults are those of k3s
+	}
+	ports, from := []any{443}, []any{}
+	for _, s := range servers {
+		if port := int(s.Port()); !slices.Contains(ports, any(port)) {
+			ports = append(ports, port)
+		}
+		if cidr := netip.PrefixFrom(s.Addr(), s.Addr().BitLen()).String(); !slices.Contains(from, any(cidr)) {
+			from = append(from, cidr)
+		}
+	}
+	set([]string{"networkPolicy", "apiServerPorts"}, ports)
+	set([]string{"networkPolicy", "fromCIDRs"}, from)
 }
 
 func vllmValues(in Input, plan *Plan, step Step, monitored bool, set func([]string, any)) {

@@ -4,10 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,22 +19,18 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/yaml"
 
 	assets "github.com/llmbox-dev/llmbox/embed"
 	"github.com/llmbox-dev/llmbox/internal/chart"
 	"github.com/llmbox-dev/llmbox/internal/cluster"
 	"github.com/llmbox-dev/llmbox/internal/component"
+	"github.com/llmbox-dev/llmbox/test/internal/rendering"
 )
 
 // fewestCombinations is how many value combinations each component must offer.
 const fewestCombinations = 6
-
-// kubeVersion is what charts are rendered for where no cluster tells.
-const kubeVersion = "v1.36.3"
 
 func splitGroupVersion(s string) schema.GroupVersion {
 	gv, err := schema.ParseGroupVersion(s)
@@ -46,68 +40,21 @@ func splitGroupVersion(s string) schema.GroupVersion {
 	return gv
 }
 
-// combination is one component with one set of values.
-type combination struct {
-	component component.Component
-	file      string
-	values    map[string]any
-}
-
-func (c combination) String() string { return c.component.Name + "/" + path.Base(c.file) }
-
-// combinations lists every value combination that the charts come with, each
-// with the images of its component.
-func combinations(t *testing.T) []combination {
+// combinations lists every value combination that the charts come with.
+func combinations(t *testing.T) []rendering.Combination {
 	t.Helper()
-	fsys := assets.FS()
-	table, err := component.LoadTable(fsys)
+	all, err := rendering.Combinations()
 	if err != nil {
 		t.Fatal(err)
 	}
-	tag := strings.ReplaceAll(version(t), "+", "-")
-	var out []combination
-	for _, c := range table.Components {
-		if c.Chart == "" {
-			continue
-		}
-		files, err := fs.Glob(fsys, path.Join("charts", c.Chart, "ci", "*-values.yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		images := map[string]any{}
-		for key, img := range c.Images {
-			images[key] = strings.ReplaceAll(img.Reference, ":VERSION", ":"+tag)
-		}
-		for _, file := range files {
-			raw, err := fs.ReadFile(fsys, file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			values := map[string]any{}
-			if err := yaml.UnmarshalStrict(raw, &values); err != nil {
-				t.Fatalf("%s: %v", file, err)
-			}
-			if part, _ := values["part"].(string); part != c.Part {
-				continue
-			}
-			values = chart.MergeValues(map[string]any{"images": images}, values)
-			out = append(out, combination{component: c, file: file, values: values})
-		}
-	}
-	return out
+	return all
 }
 
-func (c combination) render(t *testing.T) []*unstructured.Unstructured {
+func render(t *testing.T, c rendering.Combination) []*unstructured.Unstructured {
 	t.Helper()
-	ch, err := chart.Load(assets.FS(), c.component.Chart)
+	objects, err := c.Objects()
 	if err != nil {
 		t.Fatal(err)
-	}
-	objects, err := chart.Release{
-		Name: c.component.Name, Namespace: c.component.Namespace, Chart: ch, Values: c.values,
-	}.Render(kubeVersion)
-	if err != nil {
-		t.Fatalf("%s: %v", c, err)
 	}
 	return objects
 }
@@ -115,7 +62,7 @@ func (c combination) render(t *testing.T) []*unstructured.Unstructured {
 func TestEnoughCombinations(t *testing.T) {
 	count := map[string]int{}
 	for _, c := range combinations(t) {
-		count[c.component.Name]++
+		count[c.Component.Name]++
 	}
 	table, err := component.LoadTable(assets.FS())
 	if err != nil {
@@ -132,7 +79,7 @@ func TestEnoughCombinations(t *testing.T) {
 func TestChartRules(t *testing.T) {
 	for _, c := range combinations(t) {
 		t.Run(c.String(), func(t *testing.T) {
-			for _, o := range c.render(t) {
+			for _, o := range render(t, c) {
 				for _, complaint := range judge(o) {
 					t.Errorf("%s %s: %s", o.GetKind(), o.GetName(), complaint)
 				}
@@ -156,11 +103,15 @@ func judge(o *unstructured.Unstructured) []string {
 			}
 		}
 	}
-	spec, labels, ok := podTemplate(o)
+	template, ok, err := rendering.PodTemplate(o)
+	if err != nil {
+		return append(found, err.Error())
+	}
 	if !ok {
 		return found
 	}
-	if labels[cluster.PartOfLabel] != cluster.ManagedByValue {
+	spec := template.Spec
+	if template.Labels[cluster.PartOfLabel] != cluster.ManagedByValue {
 		found = append(found, "its pods have no label "+cluster.PartOfLabel)
 	}
 	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
@@ -179,26 +130,6 @@ func tagged(image string) bool {
 	name, _, _ := strings.Cut(image, "@")
 	_, tag, ok := strings.Cut(name[strings.LastIndexByte(name, '/')+1:], ":")
 	return ok && tag != "" && tag != "latest" && tag != "VERSION"
-}
-
-func podTemplate(o *unstructured.Unstructured) (corev1.PodSpec, map[string]string, bool) {
-	var template corev1.PodTemplateSpec
-	where := []string{"spec", "template"}
-	switch o.GetKind() {
-	case "Deployment", "StatefulSet", "DaemonSet", "Job":
-	case "CronJob":
-		where = []string{"spec", "jobTemplate", "spec", "template"}
-	default:
-		return template.Spec, nil, false
-	}
-	raw, _, err := unstructured.NestedMap(o.Object, where...)
-	if err != nil {
-		return template.Spec, nil, false
-	}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw, &template); err != nil {
-		return template.Spec, nil, false
-	}
-	return template.Spec, template.Labels, true
 }
 
 // TestJudge shows that the rules catch what they are for.
@@ -225,7 +156,7 @@ func TestJudge(t *testing.T) {
 
 // TestHelmLint runs what `helm lint --strict` runs.
 func TestHelmLint(t *testing.T) {
-	version, err := chartutil.ParseKubeVersion(kubeVersion)
+	version, err := chartutil.ParseKubeVersion(rendering.KubeVersion)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,10 +165,10 @@ func TestHelmLint(t *testing.T) {
 			t.Parallel()
 			lint := action.NewLint()
 			lint.Strict = true
-			lint.Namespace = c.component.Namespace
+			lint.Namespace = c.Component.Namespace
 			lint.KubeVersion = version
-			dir := filepath.Join("..", "..", "embed", "charts", c.component.Chart)
-			result := lint.Run([]string{dir}, c.values)
+			dir := filepath.Join("..", "..", "embed", "charts", c.Component.Chart)
+			result := lint.Run([]string{dir}, c.Values)
 			if result.TotalChartsLinted != 1 {
 				t.Fatalf("%d charts linted: %v", result.TotalChartsLinted, result.Errors)
 			}
@@ -306,14 +237,14 @@ func TestAPIServerAcceptsCharts(t *testing.T) {
 	unique := map[string]*unstructured.Unstructured{}
 	from := map[string][]string{}
 	for _, c := range combinations(t) {
-		for _, o := range c.render(t) {
+		for _, o := range render(t, c) {
 			if o.GetNamespace() == "" {
 				mapping, err := client.Mapper.RESTMapping(o.GroupVersionKind().GroupKind(), o.GroupVersionKind().Version)
 				if err != nil {
 					t.Fatalf("%s: %s %s: %v", c, o.GetKind(), o.GetName(), err)
 				}
 				if mapping.Scope.Name() == "namespace" {
-					o.SetNamespace(c.component.Namespace)
+					o.SetNamespace(c.Component.Namespace)
 				}
 			}
 			raw, err := json.Marshal(o)

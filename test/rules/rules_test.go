@@ -3,7 +3,6 @@ package rules
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,9 +19,7 @@ import (
 	assets "github.com/llmbox-dev/llmbox/embed"
 	"github.com/llmbox-dev/llmbox/internal/component"
 	"github.com/llmbox-dev/llmbox/internal/config"
-	"github.com/llmbox-dev/llmbox/internal/gpu"
-	"github.com/llmbox-dev/llmbox/internal/installer"
-	"github.com/llmbox-dev/llmbox/internal/model"
+	"github.com/llmbox-dev/llmbox/test/internal/rendering"
 )
 
 // rule is one recording rule or alert of a PrometheusRule.
@@ -72,39 +69,7 @@ type alertCase struct {
 // objects renders a box with one GPU as `llmbox install` would.
 func objects(t *testing.T) []*unstructured.Unstructured {
 	t.Helper()
-	table, err := component.LoadTable(assets.FS())
-	if err != nil {
-		t.Fatal(err)
-	}
-	catalogue, err := model.Load(assets.FS())
-	if err != nil {
-		t.Fatal(err)
-	}
-	card, known := gpu.ProductByKey("a10")
-	if !known {
-		t.Fatal("no product a10")
-	}
-	choice, err := catalogue.Choose(model.FactsOf(card, 1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var said, computed config.Layer
-	machine := config.Computed("the machine")
-	if err := errors.Join(
-		computed.Set("gpu.product", "a10", machine), computed.Set("gpu.count", 1, machine),
-		computed.Set("model.name", choice.Model.Name, machine),
-		computed.Set("model.contextTokens", choice.ContextTokens, machine),
-	); err != nil {
-		t.Fatal(err)
-	}
-	box, sources, err := config.Resolve(said, computed, config.Defaults())
-	if err != nil {
-		t.Fatal(err)
-	}
-	plan, err := installer.BuildPlan(installer.Input{
-		Assets: assets.FS(), Table: table, Box: box, Choice: choice, Sources: sources,
-		Version: "1.2.3", KubeVersion: "v1.36.4+k3s1",
-	})
+	plan, err := rendering.Plan("a10", func(*config.Layer) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}

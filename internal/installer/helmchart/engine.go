@@ -149,9 +149,10 @@ func (e *Engine) Apply(ctx context.Context, r chart.Release) (chart.Outcome, err
 			return chart.Outcome{Change: change, Revision: end.record.Revision, Repaired: repaired}, nil
 		}
 		// A Job that found a half-done revision and tried nothing tells nothing
-		// about this release: mend the record and let a new Job try.
+		// about this release, whether the revision is an earlier run's or that of
+		// a pod that was taken away: mend the record and let a new Job try.
 		var failed *JobError
-		if again || !errors.As(err, &failed) || failed.named || end.record.Revision != before.Revision || !end.record.Unfinished() {
+		if again || !errors.As(err, &failed) || !failed.idle && end.record.Revision != before.Revision || failed.named || !end.record.Unfinished() {
 			return chart.Outcome{}, err
 		}
 	}

@@ -69,6 +69,8 @@ type JobError struct {
 
 	// named says that the log names the cause: Helm itself has tried.
 	named bool
+	// idle says that there is a log and that it names none.
+	idle bool
 }
 
 func (e *JobError) Error() string {

@@ -55,7 +55,7 @@ func labProgram(t *testing.T, name string) string {
 }
 
 // startLab starts a control plane of its own and returns its kubeconfig.
-func startLab(t *testing.T) string {
+func startLab(t *testing.T, more ...string) string {
 	t.Helper()
 	program := labProgram(t, "llmbox-lab")
 	programs := filepath.Dir(labProgram(t, "kube-apiserver"))
@@ -63,7 +63,8 @@ func startLab(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(program, "start", "--dir", filepath.Join(parent, "lab"), "--programs", programs, "--lifeline", "--timeout", "8m") // #nosec G204 -- the lab's own program
+	args := append([]string{"start", "--dir", filepath.Join(parent, "lab"), "--programs", programs, "--lifeline", "--timeout", "8m"}, more...)
+	cmd := exec.Command(program, args...) // #nosec G204 -- the lab's own program
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	stdin, err := cmd.StdinPipe()
@@ -127,6 +128,8 @@ type fixture struct {
 	engine  *Engine
 	standIn *helmControllerStandIn
 	log     *slog.Logger
+	// jobsMade counts the Jobs of a name that there have been.
+	jobsMade func(name string) int
 }
 
 func (f *fixture) with(change func(*Bounds)) *Engine {
@@ -206,6 +209,7 @@ func TestEngineOnRealAPIServer(t *testing.T) {
 	applyHelmCRDs(t, f.client)
 	t.Run("nobody answers", func(t *testing.T) { testNobodyAnswers(t, f) })
 	f.standIn = startStandIn(t, connect(t, kubeconfig, nil), helm, kubeconfig)
+	f.jobsMade = f.standIn.jobsMade
 	for _, tt := range []struct {
 		name string
 		run  func(*testing.T, *fixture)
@@ -295,7 +299,7 @@ func testLifecycle(t *testing.T, f *fixture) {
 	first := sample(t, name, map[string]any{"extra": true})
 	f.apply(t, first, chart.Installed, 1)
 	f.apply(t, first, chart.Unchanged, 1)
-	if n := f.standIn.jobsMade(installJob(name)); n != 1 {
+	if n := f.jobsMade(installJob(name)); n != 1 {
 		t.Errorf("%d Jobs for one release", n)
 	}
 	// A run that was cut off before the record was labelled ends the same.
@@ -371,7 +375,7 @@ func testRefused(t *testing.T, f *fixture) {
 			t.Fatalf("Apply %d = %v", i, err)
 		}
 	}
-	if n := f.standIn.jobsMade(installJob(name)); n != 2 {
+	if n := f.jobsMade(installJob(name)); n != 2 {
 		t.Errorf("%d Jobs for two tries", n)
 	}
 	f.apply(t, sample(t, name, nil), chart.Installed, 1)

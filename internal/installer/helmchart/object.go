@@ -35,7 +35,14 @@ const (
 	chartLabel          = "helmcharts.helm.cattle.io/chart"
 	configHashLabel     = "helmcharts.helm.cattle.io/configHash"
 	removeFinalizer     = "wrangler.cattle.io/on-helm-chart-remove"
-	jobContainer        = "helm"
+
+	// By these its library knows its own objects (rancher/wrangler v3.5.1,
+	// pkg/apply/desiredset_apply.go).
+	ownerKind      = "objectset.rio.cattle.io/owner-gvk"
+	ownerName      = "objectset.rio.cattle.io/owner-name"
+	ownerNamespace = "objectset.rio.cattle.io/owner-namespace"
+
+	jobContainer = "helm"
 )
 
 const (
@@ -225,7 +232,7 @@ func (e *Engine) dropFinalizer(ctx context.Context, name string) error {
 }
 
 // dropBinding removes the ClusterRoleBinding that lets a release's Job do
-// everything: cluster-wide objects can't be collected with a namespaced owner.
+// everything: nothing collects it when the HelmChart goes.
 func (e *Engine) dropBinding(ctx context.Context, name string) error {
 	bindings := e.client.Kube.RbacV1().ClusterRoleBindings()
 	full := "helm-" + Namespace + "-" + name
@@ -236,9 +243,9 @@ func (e *Engine) dropBinding(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("reading ClusterRoleBinding %s: %w", full, cluster.Classify(err))
 	}
-	if !slices.ContainsFunc(binding.OwnerReferences, func(o metav1.OwnerReference) bool {
-		return o.Kind == "HelmChart" && o.Name == name
-	}) {
+	// No owner reference: cluster-wide objects can't have a namespaced owner.
+	if binding.Annotations[ownerKind] != helmv1.SchemeGroupVersion.String()+", Kind=HelmChart" ||
+		binding.Annotations[ownerNamespace] != Namespace || binding.Annotations[ownerName] != name {
 		return nil
 	}
 	err = bindings.Delete(ctx, full, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &binding.UID}})

@@ -308,9 +308,11 @@ func (s *helmControllerStandIn) helpers(ctx context.Context, c *helmChart) error
 		return err
 	}
 	_, err = kube.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "helm-" + Namespace + "-" + c.Name, OwnerReferences: owner(c)},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: Namespace, Name: "helm-" + c.Name}},
+		ObjectMeta: metav1.ObjectMeta{Name: "helm-" + Namespace + "-" + c.Name, Annotations: map[string]string{
+			ownerKind: "helm.cattle.io/v1, Kind=HelmChart", ownerNamespace: c.Namespace, ownerName: c.Name,
+		}},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: Namespace, Name: "helm-" + c.Name}},
 	}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return err

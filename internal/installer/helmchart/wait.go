@@ -179,7 +179,10 @@ func eventTime(e *corev1.Event) time.Time {
 // jobError says why a Job failed: by its log, else by Helm's record, else by
 // what the container or the Job itself left.
 func (e *Engine) jobError(ctx context.Context, v *view, o observation, job *batchv1.Job, j verdict, logs *logbook) error {
-	failed := &JobError{Name: v.name, Job: installJob(v.name), Pod: logs.pod, Reason: j.reason, Cause: logs.cause, Tail: logs.tail, named: logs.named}
+	failed := &JobError{
+		Name: v.name, Job: installJob(v.name), Pod: logs.pod, Reason: j.reason, Cause: logs.cause, Tail: logs.tail,
+		named: logs.named, idle: logs.pod != "" && !logs.named,
+	}
 	if job != nil {
 		failed.Job = job.Name
 	}
@@ -188,6 +191,10 @@ func (e *Engine) jobError(ctx context.Context, v *view, o observation, job *batc
 		defer cancel()
 		if last, err := e.records.Last(asking, v.target, v.name); err == nil && last.Failed() && last.Description != "" {
 			failed.Cause = oneLine(last.Description)
+			if failed.idle {
+				// Its only words are that it does nothing: the record tells how far another try came.
+				failed.Cause = "a try of Helm was cut off, or left no log; its record says: " + failed.Cause
+			}
 		}
 	}
 	if j.cause != "" {

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -27,11 +28,10 @@ import (
 )
 
 const (
-	serviceCIDR = "10.43.0.0/16"
+	// ServiceCIDR is the range of Services.
+	ServiceCIDR = "10.43.0.0/16"
 	// PodCIDR is the range from which each node gets a /24.
 	PodCIDR = "10.42.0.0/16"
-	// apiService is the first address of serviceCIDR, which the API server takes.
-	apiService = "10.43.0.1"
 
 	// unix(7) allows 108 bytes with the closing zero.
 	longestSocket = 107
@@ -52,6 +52,21 @@ type OnNode struct {
 	Address net.IP
 	// Port of the API server on every address.
 	Port int
+
+	// PodCIDR and ServiceCIDR are those of a lab where they are empty.
+	PodCIDR, ServiceCIDR string
+	// SANs are names and addresses beside the node's for which the API server's
+	// certificate holds, too.
+	SANs []string
+	// Name of cluster, user and context in kubeconfigs; empty: the lab's.
+	Name string
+	// Keep makes keys and certificates outlast this process: who starts in the same
+	// home finds them, as long as they hold for what they are needed for.
+	Keep bool
+	// APIServerArgs, ControllersArgs and SchedulerArgs come after the lab's own flags.
+	APIServerArgs, ControllersArgs, SchedulerArgs []string
+	// Output receives what the programs write; nil: a log for each of them.
+	Output *os.File
 }
 
 // Plane is a control plane in a lab directory.
@@ -64,6 +79,8 @@ type Plane struct {
 	// held keeps the port ours between choosing it and the API server's bind.
 	held int
 	ca   authority
+
+	podCIDR, serviceCIDR, name string
 }
 
 // New prepares keys, certificates and configuration files. Nothing runs yet.
@@ -87,10 +104,19 @@ func create(dir Home, node *OnNode, set programs.Set, group *process.Group) (*Pl
 			return nil, fmt.Errorf("making the lab directory: %w", err)
 		}
 	}
-	p := &Plane{dir: dir, node: node, programs: set, group: group, held: -1}
+	p := &Plane{dir: dir, node: node, programs: set, group: group, held: -1, podCIDR: PodCIDR, serviceCIDR: ServiceCIDR, name: "llmbox-lab"}
 	if node != nil {
 		// The node's network is its own: nobody else can take the port.
 		p.port = node.Port
+		if node.PodCIDR != "" {
+			p.podCIDR = node.PodCIDR
+		}
+		if node.ServiceCIDR != "" {
+			p.serviceCIDR = node.ServiceCIDR
+		}
+		if node.Name != "" {
+			p.name = node.Name
+		}
 	} else {
 		var err error
 		if p.held, p.port, err = holdPort(); err != nil {
@@ -144,8 +170,19 @@ func (p *Plane) Release() error {
 // StartServers starts kine and the API server and waits until it answers.
 func (p *Plane) StartServers(ctx context.Context) error {
 	kine := p.dir.Join("kine.sock")
+	database := "sqlite://" + p.dir.Join("state.db") + "?_journal=WAL&cache=shared&_busy_timeout=30000&_txlock=immediate"
+	if !p.keep() {
+		// It goes with the lab: nothing has to reach the disk.
+		database += "&_synchronous=OFF&_kine_disable_startup_vacuum"
+	}
+	if p.keep() {
+		// The socket of a former start would look like this one's.
+		if err := os.Remove(kine); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("removing an old socket: %w", err)
+		}
+	}
 	if err := p.start("kine", "kine",
-		"--endpoint", "sqlite://"+p.dir.Join("state.db")+"?_journal=WAL&cache=shared&_busy_timeout=30000&_synchronous=OFF&_txlock=immediate&_kine_disable_startup_vacuum",
+		"--endpoint", database,
 		"--listen-address", "unix://"+kine,
 		"--metrics-bind-address", "0",
 	); err != nil {
@@ -168,7 +205,7 @@ func (p *Plane) StartServers(ctx context.Context) error {
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + pki("sa.key"),
 		"--service-account-signing-key-file=" + pki("sa.key"),
-		"--service-cluster-ip-range=" + serviceCIDR,
+		"--service-cluster-ip-range=" + p.serviceCIDR,
 		"--requestheader-client-ca-file=" + pki("front-proxy-ca.crt"),
 		"--requestheader-allowed-names=front-proxy-client",
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
@@ -206,6 +243,7 @@ func (p *Plane) StartServers(ctx context.Context) error {
 			"--kubelet-client-certificate="+pki("kubelet-client.crt"),
 			"--kubelet-client-key="+pki("kubelet-client.key"),
 		)
+		args = append(args, p.node.APIServerArgs...)
 	}
 	if err := p.start("kube-apiserver", "kube-apiserver", args...); err != nil {
 		return err
@@ -234,15 +272,17 @@ func (p *Plane) StartControllers() error {
 	if p.node == nil {
 		args = append(args, "--allocate-node-cidrs=false")
 	} else {
-		args = append(args, "--allocate-node-cidrs=true", "--cluster-cidr="+PodCIDR, "--service-cluster-ip-range="+serviceCIDR)
+		args = append(args, "--allocate-node-cidrs=true", "--cluster-cidr="+p.podCIDR, "--service-cluster-ip-range="+p.serviceCIDR)
+		args = append(args, p.node.ControllersArgs...)
 	}
 	if err := p.start("kube-controller-manager", "kube-controller-manager", args...); err != nil {
 		return err
 	}
-	if err := p.start("kube-scheduler", "kube-scheduler",
-		"--config="+p.dir.Join("config", "scheduler.yaml"),
-		"--secure-port=0",
-	); err != nil {
+	scheduler := []string{"--config=" + p.dir.Join("config", "scheduler.yaml"), "--secure-port=0"}
+	if p.node != nil {
+		scheduler = append(scheduler, p.node.SchedulerArgs...)
+	}
+	if err := p.start("kube-scheduler", "kube-scheduler", scheduler...); err != nil {
 		return err
 	}
 	if p.node != nil {
@@ -261,16 +301,21 @@ func (p *Plane) StartControllers() error {
 func (p *Plane) UntilReady(ctx context.Context) error { return p.untilHealthy(ctx, "/readyz") }
 
 func (p *Plane) start(name, program string, args ...string) error {
-	c, err := p.group.Start(process.Spec{
+	spec := process.Spec{
 		Name: name,
 		Path: p.programs.Path(program),
 		Args: args,
 		Dir:  p.dir.Join(),
-		Log:  p.dir.Join("logs", name+".log"),
 		// Nothing of the caller's environment: neither its kubeconfig nor its proxies
 		// nor a ~/.kwok may take part.
 		Env: []string{"HOME=" + p.dir.Join(), "TMPDIR=" + p.dir.Join(), "PATH=/usr/bin:/bin"},
-	})
+	}
+	if p.node != nil && p.node.Output != nil {
+		spec.Output = p.node.Output
+	} else {
+		spec.Log = p.dir.Join("logs", name+".log")
+	}
+	c, err := p.group.Start(spec)
 	if err != nil {
 		return err
 	}
@@ -325,50 +370,6 @@ func (p *Plane) untilHealthy(ctx context.Context, path string) error {
 
 func (p *Plane) host() string { return "https://127.0.0.1:" + strconv.Itoa(p.port) }
 
-func (p *Plane) writeKeys() error {
-	var err error
-	if p.ca, err = newAuthority("llmbox-lab"); err != nil {
-		return err
-	}
-	front, err := newAuthority("llmbox-lab-front-proxy")
-	if err != nil {
-		return err
-	}
-	addresses := []net.IP{net.IPv4(127, 0, 0, 1), net.ParseIP(apiService)}
-	if p.node != nil {
-		addresses = append(addresses, p.node.Address)
-	}
-	serving, err := p.ca.server("kube-apiserver",
-		[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"},
-		addresses)
-	if err != nil {
-		return err
-	}
-	proxy, err := front.client("front-proxy-client")
-	if err != nil {
-		return err
-	}
-	kubelets, err := p.ca.client("kube-apiserver-kubelet-client", "system:masters")
-	if err != nil {
-		return err
-	}
-	_, sa, err := newKey()
-	if err != nil {
-		return err
-	}
-	return p.writeAll("pki", map[string][]byte{
-		"ca.crt":                 p.ca.pem(),
-		"apiserver.crt":          serving.cert,
-		"apiserver.key":          serving.key,
-		"front-proxy-ca.crt":     front.pem(),
-		"front-proxy-client.crt": proxy.cert,
-		"front-proxy-client.key": proxy.key,
-		"kubelet-client.crt":     kubelets.cert,
-		"kubelet-client.key":     kubelets.key,
-		"sa.key":                 sa,
-	})
-}
-
 func (p *Plane) writeKubeconfigs() error {
 	for _, k := range []struct{ path, user string }{
 		{p.Kubeconfig(), "admin"},
@@ -376,6 +377,9 @@ func (p *Plane) writeKubeconfigs() error {
 		{p.dir.Join("config", "kube-scheduler.kubeconfig"), "system:kube-scheduler"},
 		{p.dir.Join("config", "kwok.kubeconfig"), "kwok"},
 	} {
+		if p.node != nil && k.user == "kwok" {
+			continue
+		}
 		if err := p.WriteKubeconfig(k.path, k.user, "system:masters"); err != nil {
 			return err
 		}
@@ -385,20 +389,31 @@ func (p *Plane) writeKubeconfigs() error {
 
 // WriteKubeconfig writes a kubeconfig with a certificate of a user and its groups.
 func (p *Plane) WriteKubeconfig(path, user string, groups ...string) error {
+	if p.keep() && p.keptKubeconfig(path, user, groups) {
+		return nil
+	}
 	client, err := p.ca.client(user, groups...)
 	if err != nil {
 		return err
 	}
 	raw, err := clientcmd.Write(clientcmdapi.Config{
-		Clusters:       map[string]*clientcmdapi.Cluster{"llmbox-lab": {Server: p.host(), CertificateAuthorityData: p.ca.pem()}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{user: {ClientCertificateData: client.cert, ClientKeyData: client.key}},
-		Contexts:       map[string]*clientcmdapi.Context{"llmbox-lab": {Cluster: "llmbox-lab", AuthInfo: user}},
-		CurrentContext: "llmbox-lab",
+		Clusters:       map[string]*clientcmdapi.Cluster{p.name: {Server: p.host(), CertificateAuthorityData: p.ca.pem()}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{p.user(user): {ClientCertificateData: client.cert, ClientKeyData: client.key}},
+		Contexts:       map[string]*clientcmdapi.Context{p.name: {Cluster: p.name, AuthInfo: p.user(user)}},
+		CurrentContext: p.name,
 	})
 	if err != nil {
 		return fmt.Errorf("encoding a kubeconfig: %w", err)
 	}
 	return labdir.WriteFile(path, raw)
+}
+
+// user is what a kubeconfig calls it: k3s calls everything by one name.
+func (p *Plane) user(user string) string {
+	if p.node != nil && p.node.Name != "" {
+		return p.node.Name
+	}
+	return user
 }
 
 func (p *Plane) writeConfigs() error {

@@ -271,11 +271,11 @@ func binDir(t *testing.T) string {
 }
 
 // startLab starts a node that ends with this test, however it ends.
-func startLab(t *testing.T, bin string) *lab {
+func startLab(t *testing.T, bin string, more ...string) *lab {
 	t.Helper()
 	l := &lab{stderr: &bytes.Buffer{}}
-	l.cmd = exec.Command(filepath.Join(bin, "llmbox-lab"), "start", "--size", "node", "--lifeline",
-		"--dir", filepath.Join(t.TempDir(), "lab"), "--model", modelName, "--timeout", startWithin.String())
+	l.cmd = exec.Command(filepath.Join(bin, "llmbox-lab"), append([]string{"start", "--size", "node", "--lifeline",
+		"--dir", filepath.Join(t.TempDir(), "lab"), "--model", modelName, "--timeout", startWithin.String()}, more...)...)
 	l.cmd.Stderr = l.stderr
 	in, err := l.cmd.StdinPipe()
 	must(t, err)

@@ -19,11 +19,16 @@ func Catalogue(dir, llmbox, llmboxVersion string) ([]Image, error) {
 	}
 	c := catalogue{dir: dir, table: table}
 	// What a cluster has before anything is installed into it, under k3s' references.
-	c.add("registry.k8s.io/pause:3.10", one("pause-standin", "/pause"), user("65535:65535"), standIn)
+	for _, pause := range []string{"registry.k8s.io/pause:3.10", "docker.io/rancher/mirrored-pause:3.6"} {
+		c.add(pause, one("pause-standin", "/pause"), user("65535:65535"), standIn)
+	}
 	c.add("docker.io/rancher/mirrored-coredns-coredns:1.15.0", one("coredns", "/coredns"), user("65532:65532"))
 	c.add("docker.io/rancher/local-path-provisioner:v0.0.30", one("local-path-provisioner", "/usr/bin/local-path-provisioner"),
 		func(i *Image) { i.Entrypoint, i.Cmd = nil, []string{"local-path-provisioner"} })
 	c.add("docker.io/rancher/mirrored-library-busybox:1.35.0", busybox)
+
+	// What helm-controller's Jobs run where nobody names another.
+	c.add("docker.io/rancher/klipper-helm:latest", helmJob, user("1000"), standIn)
 
 	c.add("ghcr.io/llmbox-dev/llmbox:"+llmboxVersion, one("llmbox", "/llmbox"), func(i *Image) { i.Files[0].Source = llmbox })
 	for _, variant := range []string{"", "-cu129"} {
@@ -36,13 +41,27 @@ func Catalogue(dir, llmbox, llmboxVersion string) ([]Image, error) {
 	c.add(c.ref("envoy-gateway", "envoy"), one("proxy-standin", "/usr/local/bin/envoy"), standIn, user("65532:65532"))
 	c.add(c.ref("external-secrets", "controller"), one("external-secrets", "/bin/external-secrets"), user("65534"))
 
+	c.add(c.ref("vault", "vault"), one("vault-on-core", "/bin/vault"), standIn, func(i *Image) {
+		// Upstream's entrypoint is a script around the program; it starts as root and steps down.
+		i.Entrypoint, i.Cmd = []string{"/bin/vault"}, []string{"server", "-config=/vault/config"}
+		i.Files = append(i.Files, File{Path: "/etc/passwd", Content: "root:x:0:0:root:/root:/bin/sh\nvault:x:100:1000::/home/vault:/bin/false\n"})
+	})
+
+	c.add(c.ref("keda", "operator"), one("keda", "/keda"), user("65532:65532"))
+	c.add(c.ref("keda", "metricsApiserver"), one("keda-adapter", "/keda-adapter"), user("65532:65532"))
+	c.add(c.ref("keda", "admissionWebhooks"), one("keda-admission-webhooks", "/keda-admission-webhooks"), user("65532:65532"))
+	c.add(c.ref("kyverno", "kyverno"), one("kyverno", "/ko-app/kyverno"), user("65532"))
+	c.add(c.ref("kyverno", "kyvernopre"), one("kyverno-init", "/ko-app/kyverno-init"), user("65532"))
+
 	c.add(c.ref("prometheus", "operator"), one("prometheus-operator", "/bin/operator"), user("65534"))
 	c.add(c.ref("prometheus", "configReloader"), one("prometheus-config-reloader", "/bin/prometheus-config-reloader"), user("65534"))
 	c.add(c.ref("prometheus", "prometheus"), one("prometheus", "/bin/prometheus"), user("65534"), func(i *Image) { i.WorkingDir = "/prometheus" })
 	c.add(c.ref("prometheus", "nodeExporter"), one("node-exporter", "/bin/node_exporter"), user("65534"))
-	c.add(c.ref("prometheus", "alertmanager"), answering("Alertmanager", ":9093"), user("65534"))
+	c.add(c.ref("prometheus", "alertmanager"), one("alertmanager", "/bin/alertmanager"), user("65534"), func(i *Image) { i.WorkingDir = "/alertmanager" })
 	c.add(c.ref("prometheus", "grafana"), answering("Grafana", ":3000"), user("472"))
-	c.add(c.ref("prometheus", "kubeStateMetrics"), answering("kube-state-metrics", ":8080,:8081"), user("65534"))
+	c.add(c.ref("prometheus", "kubeStateMetrics"), one("kube-state-metrics-standin", "/kube-state-metrics"), standIn, user("65534"))
+
+	c.gpuOperator()
 	return c.images, c.err
 }
 
@@ -94,6 +113,19 @@ func answering(name, listen string) func(*Image) {
 		one("http-standin", "/http-standin")(i)
 		i.StandIn = true
 		i.Env = append(i.Env, "HTTP_STANDIN_NAME="+name, "HTTP_STANDIN_LISTEN="+listen)
+	}
+}
+
+// helmJob has the real Helm, and a stand-in for the script that calls it.
+func helmJob(i *Image) {
+	const home = "/home/klipper-helm"
+	i.Program, i.Entrypoint, i.WorkingDir = "helm-job-standin, helm4", []string{"entry"}, home
+	i.Files = []File{
+		{Path: "/usr/bin/entry", Source: "helm-job-standin"},
+		{Path: "/usr/bin/helm", Source: "helm4"},
+		{Path: home + "/", Mode: 0o755},
+		{Path: "/tmp/", Mode: 0o1777},
+		{Path: "/etc/passwd", Content: "root:x:0:0:root:/root:/bin/ash\nklipper-helm:x:1000:1000::" + home + ":/bin/bash\n"},
 	}
 }
 

@@ -50,8 +50,12 @@ type Image struct {
 var ErrMissing = errors.New("not built yet")
 
 // Missing lists the source files that are not there or can't run in an image that
-// holds nothing but them.
+// holds nothing but its files.
 func (i Image) Missing() []string {
+	holds := map[string]bool{}
+	for _, f := range i.Files {
+		holds[f.Path] = true
+	}
 	var missing []string
 	for _, f := range i.Files {
 		if f.Source == "" {
@@ -62,15 +66,27 @@ func (i Image) Missing() []string {
 			continue
 		}
 		if program, err := elf.Open(f.Source); err == nil {
-			for _, p := range program.Progs {
-				if p.Type == elf.PT_INTERP {
-					missing = append(missing, f.Source+" (linked dynamically: build it with CGO_ENABLED=0)")
-				}
+			if loader := interpreter(program); loader != "" && !holds[loader] {
+				missing = append(missing, f.Source+" (linked dynamically, and the image has no "+loader+": build it with CGO_ENABLED=0)")
 			}
 			_ = program.Close()
 		}
 	}
 	return missing
+}
+
+// interpreter is the dynamic loader that a program names, "" if it needs none.
+func interpreter(program *elf.File) string {
+	for _, p := range program.Progs {
+		if p.Type == elf.PT_INTERP {
+			raw, err := io.ReadAll(p.Open())
+			if err != nil {
+				return "dynamic loader"
+			}
+			return strings.TrimRight(string(raw), "\x00")
+		}
+	}
+	return ""
 }
 
 func (i Image) build() (v1.Image, *fileLayer, error) {

@@ -170,7 +170,7 @@ func TestAZombieIsGone(t *testing.T) {
 	p := Process{Name: "true", PID: cmd.Process.Pid}
 	deadline := time.Now().Add(5 * time.Second)
 	for {
-		if _, err := startTicks(p.PID); errors.Is(err, fs.ErrNotExist) {
+		if _, err := startTicks(procDir, p.PID); errors.Is(err, fs.ErrNotExist) {
 			break
 		}
 		if time.Now().After(deadline) {

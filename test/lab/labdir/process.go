@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+const procDir = "/proc"
 
 // Process names a process beyond reuse of its id: the start time, in clock ticks
 // since boot, never repeats for the same id.
@@ -22,8 +25,11 @@ type Process struct {
 }
 
 // Identify reads the start time of a running process.
-func Identify(name string, pid int) (Process, error) {
-	ticks, err := startTicks(pid)
+func Identify(name string, pid int) (Process, error) { return IdentifyAt(procDir, name, pid) }
+
+// IdentifyAt does it with another namespace's /proc, mounted at proc.
+func IdentifyAt(proc, name string, pid int) (Process, error) {
+	ticks, err := startTicks(proc, pid)
 	if err != nil {
 		return Process{}, fmt.Errorf("identifying %s (process %d): %w", name, pid, err)
 	}
@@ -32,7 +38,7 @@ func Identify(name string, pid int) (Process, error) {
 
 // Alive says whether exactly this process still runs.
 func (p Process) Alive() bool {
-	ticks, err := startTicks(p.PID)
+	ticks, err := startTicks(procDir, p.PID)
 	return err == nil && ticks == p.StartTicks
 }
 
@@ -83,8 +89,8 @@ func (p Process) waitGone(patience time.Duration) bool {
 
 // startTicks reads field 22 of /proc/PID/stat. A zombie counts as gone: it holds
 // no memory and no port, and only its parent can remove it.
-func startTicks(pid int) (uint64, error) {
-	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+func startTicks(proc string, pid int) (uint64, error) {
+	raw, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "stat")) // #nosec G304 -- a process id
 	if err != nil {
 		return 0, fmt.Errorf("reading process %d: %w", pid, err)
 	}

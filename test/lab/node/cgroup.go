@@ -76,6 +76,10 @@ func RemoveCgroups(dir string) error {
 	if err != nil {
 		return fmt.Errorf("resolving the lab directory: %w", err)
 	}
+	return removeCgroups(cgroupName(dir))
+}
+
+func removeCgroups(name string) error {
 	dirs, err := hierarchies()
 	if err != nil {
 		return err
@@ -85,7 +89,7 @@ func RemoveCgroups(dir string) error {
 	for {
 		var errs []error
 		for _, h := range dirs {
-			errs = append(errs, removeTree(filepath.Join(h, cgroupName(dir))))
+			errs = append(errs, removeTree(filepath.Join(h, name)))
 		}
 		err := errors.Join(errs...)
 		if err == nil || time.Now().After(deadline) {
@@ -93,6 +97,21 @@ func RemoveCgroups(dir string) error {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
+}
+
+// enterCgroups moves this process into a cgroup of every hierarchy.
+func enterCgroups(name string) error {
+	dirs, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		// 0 is who writes it.
+		if err := os.WriteFile(filepath.Join(dir, name, "cgroup.procs"), []byte("0"), 0o644); err != nil { // #nosec G306 -- a cgroup
+			return fmt.Errorf("entering a cgroup: %w", err)
+		}
+	}
+	return nil
 }
 
 // removeTree removes cgroups from the leaves up; their files go with them.

@@ -2,15 +2,17 @@ package node
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/llmbox-dev/llmbox/test/lab/controlplane"
+	"github.com/llmbox-dev/llmbox/test/lab/kubenode"
 )
 
 const (
-	registryAddress  = "127.0.0.1:5000"
+	registryPort     = "5000"
+	registryAddress  = "127.0.0.1:" + registryPort
 	containerdSocket = "/run/containerd/containerd.sock"
 	pauseImage       = "registry.k8s.io/pause:3.10"
 )
@@ -20,103 +22,74 @@ func mirrored() []string {
 	return []string{"docker.io", "ghcr.io", "quay.io", "registry.k8s.io", "nvcr.io", "reg.kyverno.io"}
 }
 
-const containerdConfig = `version = 2
-[grpc]
-  address = "` + containerdSocket + `"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "` + pauseImage + `"
-  # Lowering it needs CAP_SYS_RESOURCE, which a container has not.
-  restrict_oom_score_adj = true
-  enable_unprivileged_ports = true
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/usr/lib/cni"
-    conf_dir = "/etc/cni/net.d"
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    default_runtime_name = "runc"
-    # A layer is kept once, unpacked.
-    discard_unpacked_layers = true
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-      runtime_type = "io.containerd.runc.v2"
-    # The handler that NVIDIA's toolkit would add; with no GPU to hand in it is runc.
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
-      runtime_type = "io.containerd.runc.v2"
-  [plugins."io.containerd.grpc.v1.cri".registry]
-    config_path = "/etc/containerd/certs.d"
-`
+// mirrorURL is where the lab's registry has the images of another.
+func mirrorURL(address, host string) string { return "http://" + address + "/v2/" + host }
 
-const cniConfig = `{
-  "cniVersion": "0.4.0",
-  "name": "llmbox-lab",
-  "plugins": [
-    {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-     "ipam": {"type": "host-local", "ranges": [[{"subnet": "` + podSubnet + `"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
-    {"type": "portmap", "capabilities": {"portMappings": true}}
-  ]
-}
-`
-
-func kubeletConfig(cgroup string) string {
-	return `apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-address: 0.0.0.0
-authentication:
-  anonymous: {enabled: false}
-  webhook: {enabled: true}
-  x509: {clientCAFile: /lab/pki/ca.crt}
-authorization: {mode: Webhook}
-cgroupDriver: cgroupfs
-cgroupRoot: /` + cgroup + `
-failCgroupV1: false
-failSwapOn: false
-clusterDNS: [` + clusterDNS + `]
-clusterDomain: cluster.local
-resolvConf: /etc/resolv.conf
-containerRuntimeEndpoint: unix://` + containerdSocket + `
-evictionHard: {nodefs.available: 1%, imagefs.available: 1%, memory.available: 100Mi}
-imageGCHighThresholdPercent: 100
-imageGCLowThresholdPercent: 99
-serializeImagePulls: false
-# Reported and counted against, not taken from the machine.
-nodeStatusReportFrequency: 10s
-maxPods: 110
-`
+// daemonConfigs are the files that the node's daemons read, by their paths.
+func daemonConfigs(cgroup, nvidiaHandler string) (map[string]string, error) {
+	kubelet, err := kubenode.KubeletConfig(map[string]any{
+		"address":                  "0.0.0.0",
+		"authentication":           map[string]any{"anonymous": map[string]any{"enabled": false}, "webhook": map[string]any{"enabled": true}, "x509": map[string]any{"clientCAFile": "/lab/pki/ca.crt"}},
+		"cgroupRoot":               "/" + cgroup,
+		"clusterDNS":               []string{clusterDNS},
+		"resolvConf":               "/etc/resolv.conf",
+		"containerRuntimeEndpoint": "unix://" + containerdSocket,
+		"evictionHard":             map[string]string{"nodefs.available": "1%", "imagefs.available": "1%", "memory.available": "100Mi"},
+		// Images come from the lab: none is worth the time to fetch it again.
+		"imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 99,
+		// Reported and counted against, not taken from the machine.
+		"nodeStatusReportFrequency": "10s",
+	})
+	if err != nil {
+		return nil, err
+	}
+	return map[string]string{
+		"/etc/containerd/config.toml": kubenode.Containerd{
+			Socket: containerdSocket, Sandbox: pauseImage,
+			CNIBin: "/usr/lib/cni", CNIConf: "/etc/cni/net.d", Certs: "/etc/containerd/certs.d",
+			// nvidia is what NVIDIA's toolkit would add; with nothing to hand in it is runc.
+			Handlers: map[string]string{"runc": "", "nvidia": nvidiaHandler},
+		}.TOML(),
+		"/etc/cni/net.d/10-lab.conflist": kubenode.CNIConfig("llmbox-lab", podSubnet),
+		"/lab/config/kubelet.yaml":       string(kubelet),
+		"/lab/config/kube-proxy.yaml":    kubenode.ProxyConfig(nodeName, controlplane.PodCIDR, "/lab/config/kube-proxy.kubeconfig"),
+	}, nil
 }
 
-const proxyConfig = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
-kind: KubeProxyConfiguration
-mode: iptables
-hostnameOverride: ` + nodeName + `
-clusterCIDR: ` + controlplane.PodCIDR + `
-bindAddress: 0.0.0.0
-healthzBindAddress: 127.0.0.1:10256
-metricsBindAddress: 127.0.0.1:10249
-clientConnection: {kubeconfig: /lab/config/kube-proxy.kubeconfig}
-conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
-iptables: {minSyncPeriod: 0s}
-`
+// clusterObjects are what a cluster has before anything is installed into it.
+func clusterObjects() ([]byte, error) {
+	cluster := kubenode.Cluster{DNS: clusterDNS, Domain: "cluster.local", Storage: "/var/lib/rancher/k3s/storage"}
+	var all []byte
+	for _, name := range []string{"coredns", "local-storage", "netpol"} {
+		raw, err := cluster.Manifest(name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(append(all, raw...), "---\n"...)
+	}
+	return all, nil
+}
 
 // writeConfigs writes what the node's daemons read.
 func writeConfigs(c config) error {
-	files := map[string]string{
-		"/etc/containerd/config.toml":         containerdConfig,
-		"/etc/cni/net.d/10-lab.conflist":      cniConfig,
-		"/lab/config/kubelet.yaml":            kubeletConfig(c.Cgroup),
-		"/lab/config/kube-proxy.yaml":         proxyConfig,
-		"/lab/registry/README":                "Blobs pushed into the lab's registry.\n",
-		"/var/lib/llmbox-lab/hub/refs/README": "Files of the model hub's stand-in.\n",
+	files, err := daemonConfigs(c.Cgroup, c.nvidiaHandler())
+	if err != nil {
+		return err
 	}
+	ofGPUs, err := c.gpuConfigs()
+	if err != nil {
+		return err
+	}
+	maps.Copy(files, ofGPUs)
+	files["/lab/registry/README"] = "Blobs pushed into the lab's registry.\n"
+	files["/var/lib/llmbox-lab/hub/refs/README"] = "Files of the model hub's stand-in.\n"
 	for _, host := range mirrored() {
 		server := host
 		if host == "docker.io" {
 			server = "registry-1.docker.io"
 		}
-		files["/etc/containerd/certs.d/"+host+"/hosts.toml"] = strings.Join([]string{
-			`server = "https://` + server + `"`,
-			`[host."http://` + registryAddress + `/v2/` + host + `"]`,
-			`  capabilities = ["pull", "resolve"]`,
-			`  override_path = true`,
-			``,
-		}, "\n")
+		files["/etc/containerd/certs.d/"+host+"/hosts.toml"] = kubenode.HostsTOML("", "https://"+server,
+			[]kubenode.Endpoint{{URL: mirrorURL(registryAddress, host), WholePath: true}})
 	}
 	for path, content := range files {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { // #nosec G301 -- the node's own root

@@ -2,11 +2,11 @@ package node
 
 import (
 	"context"
-	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"os/signal"
@@ -28,13 +28,11 @@ import (
 
 	"github.com/llmbox-dev/llmbox/test/lab/controlplane"
 	"github.com/llmbox-dev/llmbox/test/lab/images"
+	"github.com/llmbox-dev/llmbox/test/lab/kubenode"
 	"github.com/llmbox-dev/llmbox/test/lab/process"
 	"github.com/llmbox-dev/llmbox/test/lab/programs"
 	"github.com/llmbox-dev/llmbox/test/lab/standin"
 )
-
-//go:embed cluster.yaml
-var clusterYAML []byte
 
 // Descriptors that the process outside hands over.
 const (
@@ -61,7 +59,11 @@ func Inside(ctx context.Context, path string) error {
 	c.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	starting, cancel := context.WithTimeoutCause(ctx, c.StartTimeout, fmt.Errorf("not up after %s", c.StartTimeout))
 	defer cancel()
-	ready, err := c.run(ctx, starting, func(r Ready) error { return answer(answers, report{Ready: &r}) })
+	run := c.run
+	if c.Machines > 0 {
+		run = c.runMachines
+	}
+	ready, err := run(ctx, starting, func(r Ready) error { return answer(answers, report{Ready: &r}) })
 	if err != nil && !ready {
 		return errors.Join(err, answer(answers, report{Error: err.Error()}))
 	}
@@ -107,7 +109,7 @@ func (c config) run(ctx, starting context.Context, ready func(Ready) error) (up 
 	if err := makeNetwork(starting); err != nil {
 		return false, err
 	}
-	set, err := programs.Find(programsInside, Needed()...)
+	set, err := programs.Find(programsInside, c.needed()...)
 	if err != nil {
 		return false, err
 	}
@@ -143,6 +145,8 @@ func (c config) run(ctx, starting context.Context, ready func(Ready) error) (up 
 	}{
 		{"kubelet.kubeconfig", "system:node:" + nodeName, []string{"system:nodes"}},
 		{"kube-proxy.kubeconfig", "system:kube-proxy", nil},
+		{"kube-router-netpol.kubeconfig", "kube-router-netpol", nil},
+		{"helm-controller.kubeconfig", "helm-controller", []string{"system:masters"}},
 	} {
 		if err := plane.WriteKubeconfig(home{}.Join("config", k.file), k.user, k.groups...); err != nil {
 			return false, err
@@ -178,11 +182,23 @@ func (c config) run(ctx, starting context.Context, ready func(Ready) error) (up 
 	if err := plane.UntilReady(starting); err != nil {
 		return false, err
 	}
-	if err := apply(starting, admin, clusterYAML); err != nil {
+	objects, err := clusterObjects()
+	if err != nil {
 		return false, err
 	}
-	if c.GPUBy == "lab" && c.GPUs > 0 {
+	if err := kubenode.Apply(starting, admin, "llmbox-lab", objects); err != nil {
+		return false, err
+	}
+	if err := c.startNetpol(group, set); err != nil {
+		return false, err
+	}
+	if c.GPUBy == ByLab && c.GPUs > 0 {
 		if err := c.start(group, "gpu-sim", set.Path("gpu-sim"), "--count", fmt.Sprint(c.GPUs)); err != nil {
+			return false, err
+		}
+	}
+	if c.HelmController {
+		if err := c.startHelmController(group, set); err != nil {
 			return false, err
 		}
 	}
@@ -197,7 +213,7 @@ func (c config) run(ctx, starting context.Context, ready func(Ready) error) (up 
 	parts.run("the gateway's port", func(ctx context.Context) error {
 		return forward(ctx, os.NewFile(gatewayDescriptor, "gateway"), fmt.Sprintf("%s:%d", nodeAddress, c.NodeGatewayPort))
 	})
-	parts.run("servicelb-standin", func(ctx context.Context) error { return serviceLB(ctx, admin) })
+	parts.run("servicelb-standin", func(ctx context.Context) error { return kubenode.ServiceLB(ctx, admin, nodeAddress) })
 	if err := c.untilUsable(starting, group, admin); err != nil {
 		return false, err
 	}
@@ -284,14 +300,15 @@ func (c config) untilUsable(ctx context.Context, group *process.Group, admin *re
 	// A kubelet may not give itself the first; the others are what GPU feature discovery
 	// would find.
 	labels := map[string]string{"node-role.kubernetes.io/control-plane": "true"}
-	if c.GPUBy == "lab" && c.GPUs > 0 {
-		labels["nvidia.com/gpu.present"] = "true"
-		labels["nvidia.com/gpu.product"] = c.GPUProduct
-		labels["nvidia.com/gpu.memory"] = strconv.FormatInt(c.GPUMemoryMiB, 10)
-		labels["nvidia.com/gpu.count"] = strconv.Itoa(c.GPUs)
+	if c.GPUBy == ByLab && c.GPUs > 0 {
+		maps.Copy(labels, c.gpuLabels())
+	}
+	simulator := "gpu-sim"
+	if c.GPUBy == ByOperator {
+		simulator = "nvml-standin"
 	}
 	label, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"labels": labels, "annotations": map[string]string{standin.SimulatedBy: "gpu-sim"},
+		"labels": labels, "annotations": map[string]string{standin.SimulatedBy: simulator},
 	}})
 	if err != nil {
 		return fmt.Errorf("encoding labels: %w", err)
@@ -304,7 +321,7 @@ func (c config) untilUsable(ctx context.Context, group *process.Group, admin *re
 		if !isReady(node) {
 			return errors.New("the node is not Ready")
 		}
-		if c.GPUBy == "lab" && c.GPUs > 0 {
+		if c.GPUBy == ByLab && c.GPUs > 0 {
 			if q := node.Status.Allocatable["nvidia.com/gpu"]; q.Value() < int64(c.GPUs) {
 				return errors.New("the node offers no GPU yet")
 			}
@@ -323,6 +340,16 @@ func (c config) untilUsable(ctx context.Context, group *process.Group, admin *re
 		}
 		return nil
 	})
+}
+
+// gpuLabels are what GPU feature discovery would say.
+func (c config) gpuLabels() map[string]string {
+	return map[string]string{
+		"nvidia.com/gpu.present": "true",
+		"nvidia.com/gpu.product": c.Product.LabelValue(),
+		"nvidia.com/gpu.memory":  strconv.FormatInt(c.Product.MemoryMiB, 10),
+		"nvidia.com/gpu.count":   strconv.Itoa(c.GPUs),
+	}
 }
 
 func isReady(node *corev1.Node) bool {

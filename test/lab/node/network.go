@@ -1,14 +1,11 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"net"
 	"os"
-	"os/exec"
-	"strings"
 	"sync"
 )
 
@@ -30,31 +27,32 @@ func makeNetwork(ctx context.Context) error {
 		"link set nowhere up",
 		"route add unreachable default",
 	} {
-		cmd := exec.CommandContext(ctx, "ip", strings.Fields(line)...) // #nosec G204 -- the list above
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("making the node's network (ip %s): %w: %s", line, err, bytes.TrimSpace(out))
+		if err := ip(ctx, line); err != nil {
+			return err
 		}
 	}
-	for file, value := range map[string]string{
+	return kernel(nodeSettings())
+}
+
+// nodeSettings are the kernel's settings of a network namespace that a node runs in.
+func nodeSettings() map[string]string {
+	return map[string]string{
 		"/proc/sys/net/ipv4/ip_forward":                 "1",
 		"/proc/sys/net/ipv4/conf/all/route_localnet":    "1",
 		"/proc/sys/net/bridge/bridge-nf-call-iptables":  "1",
 		"/proc/sys/net/ipv4/ip_unprivileged_port_start": "0",
 		"/proc/sys/net/ipv6/conf/all/disable_ipv6":      "1",
 		"/proc/sys/net/ipv6/conf/default/disable_ipv6":  "1",
-	} {
-		if _, err := os.Stat(file); err != nil {
-			continue
-		}
-		if err := os.WriteFile(file, []byte(value), 0o644); err != nil { // #nosec G306 -- a kernel setting
-			return fmt.Errorf("setting up the node's network: %w", err)
-		}
 	}
-	return nil
 }
 
 // forward takes connections from a listener of the machine into the node.
 func forward(ctx context.Context, from *os.File, to string) error {
+	return forwardTo(ctx, from, func() string { return to })
+}
+
+// forwardTo does the same to where a node is at that time.
+func forwardTo(ctx context.Context, from *os.File, to func() string) error {
 	l, err := net.FileListener(from)
 	if err != nil {
 		return fmt.Errorf("taking a listener over: %w", err)
@@ -68,9 +66,9 @@ func forward(ctx context.Context, from *os.File, to string) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			return fmt.Errorf("forwarding to %s: %w", to, err)
+			return fmt.Errorf("forwarding to %s: %w", to(), err)
 		}
-		go join(ctx, outer, to)
+		go join(ctx, outer, to())
 	}
 }
 

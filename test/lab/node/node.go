@@ -28,6 +28,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/llmbox-dev/llmbox/internal/gpu"
 	"github.com/llmbox-dev/llmbox/test/lab/labdir"
 	"github.com/llmbox-dev/llmbox/test/lab/process"
 	"github.com/llmbox-dev/llmbox/test/lab/programs"
@@ -41,14 +42,18 @@ type Options struct {
 	LLMBox, LLMBoxVersion string
 	// GPUs that the node offers.
 	GPUs int
-	// GPUProduct and GPUMemoryMiB are what labels say of them.
-	GPUProduct   string
-	GPUMemoryMiB int64
-	// GPUBy is who offers them: the lab itself ("lab"), or the images that an
-	// operator starts ("operator").
+	// Product is which GPUs they are.
+	Product gpu.Product
+	// GPUBy is who offers them: ByLab, the lab itself, labels included, or ByOperator,
+	// the images that an operator starts on a node that looks as if it had GPUs.
 	GPUBy string
+	// HelmController runs helm-controller beside the node's daemons, where k3s has it
+	// in its server.
+	HelmController bool
 	// Model is what the stand-in for the model hub offers; empty: no hub.
 	Model string
+	// Machines asks for so many empty machines instead of a node; see machine.go.
+	Machines int
 	// GatewayPort of the machine leads to NodeGatewayPort of the node; 0 takes a free one.
 	GatewayPort     int
 	NodeGatewayPort int
@@ -71,12 +76,29 @@ type Ready struct {
 	StandIns []string `json:"stand_ins"`
 	// Lacking are references nobody can pull, with what was not built.
 	Lacking []string `json:"lacking,omitempty"`
+	// Machines that something can be installed on.
+	Machines []MachineState `json:"machines,omitempty"`
 }
 
 // Needed lists the programs that a node runs outside of pods.
 func Needed() []string {
 	return []string{"kine", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy",
-		"coredns", "local-path-provisioner", "pause-standin"}
+		"kube-router-netpol", "coredns", "local-path-provisioner", "pause-standin"}
+}
+
+// needed are the programs that these options run outside of pods.
+func (o Options) needed() []string {
+	names := Needed()
+	if o.Machines > 0 {
+		names = machineNeeded()
+	}
+	if o.HelmController {
+		names = append(names, "helm-controller")
+	}
+	if o.simulatesGPUs() {
+		names = append(names, gpuPrograms()...)
+	}
+	return names
 }
 
 // tools are programs of the machine, with the Debian package that brings them.
@@ -86,6 +108,7 @@ func tools() map[string]string {
 		"runc":                    "runc",
 		"iptables":                "iptables",
 		"conntrack":               "conntrack",
+		"ipset":                   "ipset",
 		"ip":                      "iproute2",
 		"/usr/lib/cni/bridge":     "containernetworking-plugins",
 		"/usr/lib/cni/portmap":    "containernetworking-plugins",
@@ -141,7 +164,7 @@ func Run(ctx context.Context, o Options, ready func(Ready) error) (err error) {
 	if err := Check(); err != nil {
 		return err
 	}
-	if _, err := programs.Find(o.Programs, Needed()...); err != nil {
+	if _, err := programs.Find(o.Programs, o.needed()...); err != nil {
 		return err
 	}
 	for _, p := range []*string{&o.Programs, &o.LLMBox} {
@@ -219,7 +242,10 @@ func Run(ctx context.Context, o Options, ready func(Ready) error) (err error) {
 		if r.Ready == nil {
 			return fmt.Errorf("starting the node: %s\n%s", r.Error, process.Tail(dir.Join("logs", "node.log"), 20))
 		}
-		r.Ready.Dir, r.Ready.Kubeconfig = dir.Path, dir.Join("kubeconfig")
+		r.Ready.Dir = dir.Path
+		if o.Machines == 0 {
+			r.Ready.Kubeconfig = dir.Join("kubeconfig")
+		}
 		r.Ready.GatewayPort, r.Ready.APIPort = port(gateway), port(api)
 		r.Ready.StartMS = time.Since(began).Milliseconds()
 		r.Ready.PIDs = map[string]int{"supervisor": os.Getpid(), "node": inside}

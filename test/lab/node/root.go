@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 
@@ -21,35 +22,11 @@ const (
 // makes it this process' root. Programs and libraries are the machine's, read-only;
 // whatever a node writes goes into the lab's directory.
 func enterRoot(c config) error {
-	// Nothing mounted from here on is seen outside.
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("separating mounts: %w", err)
-	}
 	root := filepath.Join(c.Dir, "root")
-	for dir, mode := range map[string]os.FileMode{
-		"": 0o755, "etc": 0o755, "proc": 0o755, "sys": 0o755, "dev": 0o755, "run": 0o755, "tmp": 0o777 | os.ModeSticky,
-		"var/lib": 0o755, "var/log": 0o755, "var/tmp": 0o777 | os.ModeSticky, "root": 0o700, "mnt": 0o755, "opt/lab/bin": 0o755, "lab": 0o755, ".old": 0o755,
-		"etc/cni/net.d": 0o755, "etc/alternatives": 0o755, "etc/ssl": 0o755,
-	} {
-		path := filepath.Join(root, dir)
-		if err := os.MkdirAll(path, mode.Perm()); err != nil {
-			return fmt.Errorf("making the node's root: %w", err)
-		}
-		if err := os.Chmod(path, mode); err != nil { // #nosec G302 -- a root directory is for all its users
-			return fmt.Errorf("making the node's root: %w", err)
-		}
-	}
-	// A root must be a mount of its own.
-	if err := unix.Mount(root, root, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("making the node's root: %w", err)
+	if err := beginRoot(root, map[string]os.FileMode{"opt/lab/bin": 0o755, "lab": 0o755, "etc/cni/net.d": 0o755}); err != nil {
+		return err
 	}
 	var errs []error
-	for _, dir := range []string{"usr", "bin", "sbin", "lib", "lib64", "lib32", "libx32"} {
-		errs = append(errs, borrow(root, dir))
-	}
-	for _, dir := range []string{"etc/alternatives", "etc/ssl"} {
-		errs = append(errs, bind("/"+dir, filepath.Join(root, dir), true))
-	}
 	for _, file := range []string{"passwd", "group", "nsswitch.conf", "ld.so.cache", "protocols", "services", "ethertypes", "localtime"} {
 		errs = append(errs, copyIfThere("/etc/"+file, filepath.Join(root, "etc", file)))
 	}
@@ -73,6 +50,55 @@ func enterRoot(c config) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("making the node's root: %w", err)
 	}
+	if c.simulatesGPUs() {
+		if err := addGPUs(c, root); err != nil {
+			return fmt.Errorf("making the node's root: %w", err)
+		}
+	}
+	return leaveFor(root)
+}
+
+// beginRoot makes the directories of a root, with those that are named beside the usual
+// ones, and shows the machine's programs and libraries in it.
+func beginRoot(root string, more map[string]os.FileMode) error {
+	// Nothing mounted from here on is seen outside.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("separating mounts: %w", err)
+	}
+	dirs := map[string]os.FileMode{
+		"": 0o755, "etc": 0o755, "proc": 0o755, "sys": 0o755, "dev": 0o755, "run": 0o755, "tmp": 0o777 | os.ModeSticky,
+		"var/lib": 0o755, "var/log": 0o755, "var/tmp": 0o777 | os.ModeSticky, "root": 0o700, "mnt": 0o755, ".old": 0o755,
+		"etc/alternatives": 0o755, "etc/ssl": 0o755,
+	}
+	maps.Copy(dirs, more)
+	for dir, mode := range dirs {
+		path := filepath.Join(root, dir)
+		if err := os.MkdirAll(path, mode.Perm()); err != nil {
+			return fmt.Errorf("making the node's root: %w", err)
+		}
+		if err := os.Chmod(path, mode); err != nil { // #nosec G302 -- a root directory is for all its users
+			return fmt.Errorf("making the node's root: %w", err)
+		}
+	}
+	// A root must be a mount of its own.
+	if err := unix.Mount(root, root, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("making the node's root: %w", err)
+	}
+	var errs []error
+	for _, dir := range []string{"usr", "bin", "sbin", "lib", "lib64", "lib32", "libx32"} {
+		errs = append(errs, borrow(root, dir))
+	}
+	for _, dir := range []string{"etc/alternatives", "etc/ssl"} {
+		errs = append(errs, bind("/"+dir, filepath.Join(root, dir), true))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("making the node's root: %w", err)
+	}
+	return nil
+}
+
+// leaveFor makes a directory this process' root and forgets the former one.
+func leaveFor(root string) error {
 	if err := unix.PivotRoot(root, filepath.Join(root, ".old")); err != nil {
 		return fmt.Errorf("entering the node's root: %w", err)
 	}

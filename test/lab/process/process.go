@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -28,6 +29,8 @@ type Spec struct {
 	Env  []string
 	// Log receives stdout and stderr.
 	Log string
+	// Output receives them where it is set.
+	Output *os.File
 	// Files are further open files of the child, from descriptor 3 on.
 	Files []*os.File
 	// Namespaces are those the child gets new, as CLONE_NEW… flags.
@@ -43,7 +46,12 @@ type Child struct {
 	cmd  *exec.Cmd
 	done chan struct{}
 	err  error
+	// asked: it is ended on purpose.
+	asked bool
 }
+
+// Done is closed when the child has ended.
+func (c *Child) Done() <-chan struct{} { return c.done }
 
 // Group starts and stops children.
 type Group struct {
@@ -73,11 +81,14 @@ func NewGroup() *Group {
 // Start runs a program. The child gets SIGKILL when this process ends in whatever
 // way, and a process group of its own so that Ctrl-C reaches only the supervisor.
 func (g *Group) Start(s Spec) (*Child, error) {
-	log, err := os.OpenFile(s.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600) // #nosec G304 -- inside the lab directory
-	if err != nil {
-		return nil, fmt.Errorf("opening the log of %s: %w", s.Name, err)
+	log := s.Output
+	if log == nil {
+		var err error
+		if log, err = os.OpenFile(s.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600); err != nil { // #nosec G304 -- inside the lab directory
+			return nil, fmt.Errorf("opening the log of %s: %w", s.Name, err)
+		}
+		defer func() { _ = log.Close() }()
 	}
-	defer func() { _ = log.Close() }()
 	cmd := exec.Command(s.Path, s.Args...) // #nosec G204 -- programs the lab built itself
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = s.Dir, s.Env, log, log
 	cmd.ExtraFiles = s.Files
@@ -96,7 +107,7 @@ func (g *Group) Start(s Spec) (*Child, error) {
 		c.err = cmd.Wait()
 		close(c.done)
 		g.mu.Lock()
-		stopping := g.stopping
+		stopping := g.stopping || c.asked
 		g.mu.Unlock()
 		if !stopping {
 			g.died <- c
@@ -117,6 +128,19 @@ func (g *Group) PIDs() map[string]int {
 		pids[c.Name] = c.PID
 	}
 	return pids
+}
+
+// Kill ends one child at once and forgets it.
+func (g *Group) Kill(c *Child) error {
+	g.mu.Lock()
+	c.asked = true
+	g.mu.Unlock()
+	err := c.signal(syscall.SIGKILL)
+	<-c.done
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.children = slices.DeleteFunc(g.children, func(other *Child) bool { return other == c })
+	return err
 }
 
 // Stop ends all children, the last started first. Only the first started, which
@@ -162,6 +186,9 @@ func (e *DiedError) Error() string {
 	if e.Err != nil {
 		how = e.Err.Error()
 	}
+	if e.Tail == "" {
+		return fmt.Sprintf("%s ended early (%s)", e.Name, how)
+	}
 	return fmt.Sprintf("%s ended early (%s); the last lines of its log:\n%s", e.Name, how, e.Tail)
 }
 
@@ -170,7 +197,11 @@ func (e *DiedError) Unwrap() error { return e.Err }
 // DiedError describes a child that Died delivered.
 func (c *Child) DiedError() error {
 	<-c.done
-	return &DiedError{Name: c.Name, Err: c.err, Tail: Tail(c.log, 15)}
+	died := &DiedError{Name: c.Name, Err: c.err}
+	if c.log != "" {
+		died.Tail = Tail(c.log, 15)
+	}
+	return died
 }
 
 // Tail reads the last lines of a file; what can't be read is said in their place.

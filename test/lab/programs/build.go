@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -100,7 +101,7 @@ func (b *Builder) key(ctx context.Context, p Program, module string) (string, er
 	if err != nil {
 		return "", fmt.Errorf("asking the Go toolchain for its version: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
 	}
-	h.Write(fmt.Appendf(nil, "%s\n%s\n", out, strings.Join(p.arguments("NAME"), "\x00")))
+	h.Write(fmt.Appendf(nil, "%s\n%s\n", out, strings.Join(slices.Concat(p.arguments("NAME"), p.Unpublished, p.Files, p.compiler()), "\x00")))
 	return hex.EncodeToString(h.Sum(nil))[:16], nil
 }
 
@@ -110,6 +111,96 @@ func (p Program) arguments(out string) []string {
 		args = append(args, "-tags", p.Tags)
 	}
 	return append(args, "-o", out, p.Package)
+}
+
+// compiler is the environment of a program that needs a C compiler.
+func (p Program) compiler() []string {
+	if !p.CGO {
+		return nil
+	}
+	return []string{"CGO_ENABLED=1", "CGO_CFLAGS=-O2 -g -Wno-deprecated-declarations"}
+}
+
+func (p Program) environment() []string {
+	return slices.Concat(os.Environ(), []string{"CGO_ENABLED=0"}, p.compiler())
+}
+
+// collect copies the files of the module that belong to the program beside it.
+func collect(ctx context.Context, p Program, module, to string) error {
+	if err := os.RemoveAll(to); err != nil {
+		return fmt.Errorf("collecting the files of %s: %w", p.Name, err)
+	}
+	if len(p.Files) == 0 {
+		return nil
+	}
+	cmd := exec.CommandContext(ctx, "go", "list", "-tags", "tools", "-f", "{{.Module.Dir}}", p.Package) // #nosec G204 -- from the fixed table
+	cmd.Dir = module
+	cmd.Env = p.environment()
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("finding the module of %s: %w: %s", p.Name, err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	for _, f := range p.Files {
+		from, target := filepath.Join(strings.TrimSpace(string(out)), f), filepath.Join(to, f)
+		err := os.MkdirAll(filepath.Dir(target), 0o755) // #nosec G301 -- programs are not secret
+		if info, statErr := os.Stat(from); statErr == nil && info.IsDir() {
+			err = errors.Join(err, os.CopyFS(target, os.DirFS(from)))
+		} else {
+			err = errors.Join(err, statErr, copyFile(from, target))
+		}
+		if err != nil {
+			return fmt.Errorf("collecting the files of %s: %w", p.Name, err)
+		}
+	}
+	return nil
+}
+
+// completed copies the program's module, adds the files that only upstream's build
+// makes, and returns a go.mod in which the copy takes the module's place.
+func completed(ctx context.Context, p Program, module, home string) (string, error) {
+	run := func(args ...string) (string, error) {
+		cmd := exec.CommandContext(ctx, "go", args...) // #nosec G204 -- from the fixed table
+		cmd.Dir = module
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err != nil {
+			return "", fmt.Errorf("completing the module of %s: go %s: %w: %s", p.Name, args[0], err, bytes.TrimSpace(stderr.Bytes()))
+		}
+		return strings.TrimSpace(string(out)), nil
+	}
+	named, err := run("list", "-tags", "tools", "-f", "{{.Module.Path}}\n{{.Module.Dir}}", p.Package)
+	if err != nil {
+		return "", err
+	}
+	path, dir, _ := strings.Cut(named, "\n")
+	copied := filepath.Join(home, "."+p.Name+".src")
+	if err := errors.Join(os.RemoveAll(copied), os.CopyFS(copied, os.DirFS(dir))); err != nil {
+		return "", fmt.Errorf("completing the module of %s: %w", p.Name, err)
+	}
+	for _, file := range p.Unpublished {
+		target := filepath.Join(copied, file)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(target), 0o700),
+			os.WriteFile(target, []byte("not in the lab: upstream makes this file when it makes a release\n"), 0o600)); err != nil {
+			return "", fmt.Errorf("completing the module of %s: %w", p.Name, err)
+		}
+	}
+	mod := filepath.Join(home, "."+p.Name+".mod")
+	for from, to := range map[string]string{"go.mod": mod, "go.sum": strings.TrimSuffix(mod, ".mod") + ".sum"} {
+		if err := os.RemoveAll(to); err != nil {
+			return "", fmt.Errorf("completing the module of %s: %w", p.Name, err)
+		}
+		if err := copyFile(filepath.Join(module, from), to); err != nil {
+			return "", fmt.Errorf("completing the module of %s: %w", p.Name, err)
+		}
+	}
+	if _, err := run("mod", "edit", "-replace", path+"="+copied, mod); err != nil {
+		return "", err
+	}
+	return mod, nil
 }
 
 func (b *Builder) compile(ctx context.Context, p Program, module, home, built string) (err error) {
@@ -127,9 +218,16 @@ func (b *Builder) compile(ctx context.Context, p Program, module, home, built st
 	}()
 	// -v prints each package when it is compiled and changes nothing else.
 	args := append([]string{"build", "-v"}, p.arguments(tmp)[1:]...)
+	if len(p.Unpublished) > 0 {
+		mod, err := completed(ctx, p, module, home)
+		if err != nil {
+			return err
+		}
+		args = slices.Insert(args, 2, "-modfile", mod)
+	}
 	cmd := exec.CommandContext(ctx, "go", args...) // #nosec G204 -- from the fixed table
 	cmd.Dir = module
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = p.environment()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	// The compilers are children of the go command: the group goes with it.
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -152,6 +250,9 @@ func (b *Builder) compile(ctx context.Context, p Program, module, home, built st
 			}
 			if err != nil {
 				return fmt.Errorf("%w:\n%s", err, seen.tail.String())
+			}
+			if err := collect(ctx, p, module, Files(built)); err != nil {
+				return err
 			}
 			if err := os.Rename(tmp, built); err != nil {
 				return fmt.Errorf("keeping the program: %w", err)
@@ -200,6 +301,14 @@ func Link(built, dir, name string) error {
 	want, err2 := os.Stat(built)
 	if err1 == nil && err2 == nil && os.SameFile(have, want) {
 		return nil
+	}
+	if err := os.RemoveAll(Files(target)); err != nil {
+		return fmt.Errorf("linking %s: %w", name, err)
+	}
+	if _, err := os.Stat(Files(built)); err == nil {
+		if err := os.CopyFS(Files(target), os.DirFS(Files(built))); err != nil {
+			return fmt.Errorf("copying the files of %s: %w", name, err)
+		}
 	}
 	tmp := filepath.Join(dir, "."+name+".part")
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -170,3 +170,38 @@ func TestEveryProgramHasItsModule(t *testing.T) {
 		}
 	}
 }
+
+// What upstream's image holds beside the program goes the same way as the program.
+func TestFilesBesideTheProgram(t *testing.T) {
+	modules := t.TempDir()
+	if err := os.CopyFS(modules, os.DirFS(filepath.Join("testdata", "modules"))); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := builder(t, modules)
+	p := program("good")
+	p.Files = []string{"go.mod", "assets"}
+	if _, err := b.Build(t.Context(), p); err == nil {
+		t.Fatal("a folder that is not there was collected")
+	}
+	if err := os.MkdirAll(filepath.Join(modules, "good", "assets", "state"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(modules, "good", "assets", "state", "0100.yaml"), []byte("kind: A"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	built, err := b.Build(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := t.TempDir()
+	for range 2 {
+		if err := Link(built, out, p.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"go.mod", "assets/state/0100.yaml"} {
+		if _, err := os.Stat(filepath.Join(out, Files(p.Name), name)); err != nil {
+			t.Error(err)
+		}
+	}
+}

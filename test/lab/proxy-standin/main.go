@@ -4,7 +4,8 @@
 // forwarded as a client's name, removed), clusters and their endpoints.
 //
 // It has no TLS towards clients, no rate limits, timeouts, retries, circuit breakers,
-// header rules or load balancing policies, and counts under none of Envoy's metrics.
+// header rules or load balancing policies; it counts requests, connections and endpoints
+// under Envoy's names, and leaves at 0 what it has not.
 // A route that asks for something it can't match is refused, never guessed.
 package main
 

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	apikeyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/api_key_auth/v3"
@@ -24,20 +25,22 @@ import (
 const apiKeyFilter = "envoy.filters.http.api_key_auth"
 
 type proxy struct {
-	config atomic.Pointer[configuration]
-	turn   atomic.Uint64
-	active atomic.Int64
-	failed atomic.Bool
+	config  atomic.Pointer[configuration]
+	metrics *metrics
+	turn    atomic.Uint64
+	active  atomic.Int64
+	failed  atomic.Bool
 
 	mu      sync.Mutex
 	servers map[uint32]*http.Server
 }
 
-func newProxy() *proxy { return &proxy{servers: map[uint32]*http.Server{}} }
+func newProxy() *proxy { return &proxy{servers: map[uint32]*http.Server{}, metrics: newMetrics()} }
 
 // apply takes a configuration over and opens and closes ports for it.
 func (p *proxy) apply(c *configuration) {
 	p.config.Store(c)
+	p.metrics.know(c)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for port := range c.listeners {
@@ -49,7 +52,15 @@ func (p *proxy) apply(c *configuration) {
 			log.Printf("port %d: %v", port, err)
 			continue
 		}
-		s := &http.Server{Handler: p.on(port), ReadHeaderTimeout: time.Minute}
+		connections := p.metrics.connections.WithLabelValues(c.prefixes[port])
+		s := &http.Server{Handler: p.on(port), ReadHeaderTimeout: time.Minute, ConnState: func(_ net.Conn, s http.ConnState) {
+			switch s {
+			case http.StateNew:
+				connections.Inc()
+			case http.StateClosed, http.StateHijacked:
+				connections.Dec()
+			}
+		}}
 		p.servers[port] = s
 		go func() { _ = s.Serve(l) }()
 		log.Printf("listening on %s", l.Addr())
@@ -63,10 +74,19 @@ func (p *proxy) apply(c *configuration) {
 }
 
 func (p *proxy) on(port uint32) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return http.HandlerFunc(func(to http.ResponseWriter, r *http.Request) {
 		p.active.Add(1)
 		defer p.active.Add(-1)
 		c := p.config.Load()
+		prefix, began, w := c.prefixes[port], time.Now(), &counted{ResponseWriter: to}
+		p.metrics.active.WithLabelValues(prefix).Inc()
+		defer func() {
+			p.metrics.active.WithLabelValues(prefix).Dec()
+			p.metrics.answered.WithLabelValues(prefix, w.class()).Inc()
+			p.metrics.took.WithLabelValues(prefix).Observe(float64(time.Since(began).Microseconds()) / 1000)
+			p.metrics.received.WithLabelValues(prefix).Add(float64(max(0, r.ContentLength)))
+			p.metrics.sent.WithLabelValues(prefix).Add(float64(w.bytes))
+		}()
 		route, err := c.route(port, r)
 		switch {
 		case err != nil:
@@ -76,7 +96,7 @@ func (p *proxy) on(port uint32) http.Handler {
 		case route.GetDirectResponse() != nil:
 			answer(w, int(route.GetDirectResponse().GetStatus()), route.GetDirectResponse().GetBody().GetInlineString())
 		default:
-			p.serve(w, r, c, route)
+			p.serve(w, r, c, route, prefix)
 		}
 	})
 }
@@ -88,7 +108,7 @@ func answer(w http.ResponseWriter, code int, text string) {
 	_, _ = io.WriteString(w, text)
 }
 
-func (p *proxy) serve(w http.ResponseWriter, r *http.Request, c *configuration, route *routev3.Route) {
+func (p *proxy) serve(w *counted, r *http.Request, c *configuration, route *routev3.Route, prefix string) {
 	if raw := route.GetTypedPerFilterConfig()[apiKeyFilter]; raw != nil {
 		auth := &apikeyv3.ApiKeyAuthPerRoute{}
 		if err := raw.UnmarshalTo(auth); err != nil {
@@ -96,16 +116,26 @@ func (p *proxy) serve(w http.ResponseWriter, r *http.Request, c *configuration, 
 			return
 		}
 		if !authenticate(r, auth) {
+			p.metrics.keysRefused.WithLabelValues(prefix).Inc()
 			answer(w, http.StatusUnauthorized, "Client authentication failed.")
 			return
 		}
+		p.metrics.keysAllowed.WithLabelValues(prefix).Inc()
 	}
-	target, err := p.endpoint(c, route.GetRoute())
+	target, cluster, err := p.endpoint(c, route.GetRoute())
 	if err != nil {
+		p.metrics.upNoneHealthy.WithLabelValues(cluster).Inc()
 		log.Printf("%s %s: %v", r.Method, r.URL.Path, err)
 		answer(w, http.StatusServiceUnavailable, "no healthy upstream")
 		return
 	}
+	began := time.Now()
+	p.metrics.upActive.WithLabelValues(cluster).Inc()
+	defer func() {
+		p.metrics.upActive.WithLabelValues(cluster).Dec()
+		p.metrics.upAnswered.WithLabelValues(cluster, w.class()).Inc()
+		p.metrics.upTook.WithLabelValues(cluster).Observe(float64(time.Since(began).Microseconds()) / 1000)
+	}()
 	(&httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			pr.SetURL(&url.URL{Scheme: "http", Host: target})
@@ -118,6 +148,7 @@ func (p *proxy) serve(w http.ResponseWriter, r *http.Request, c *configuration, 
 			if r.Context().Err() == nil {
 				log.Printf("%s %s to %s: %v", r.Method, r.URL.Path, target, err)
 			}
+			p.metrics.upFailed.WithLabelValues(cluster).Inc()
 			answer(w, http.StatusServiceUnavailable, "upstream connect error")
 		},
 	}).ServeHTTP(w, r)
@@ -247,35 +278,41 @@ func authenticate(r *http.Request, auth *apikeyv3.ApiKeyAuthPerRoute) bool {
 	return true
 }
 
-// endpoint takes the next address of the route's cluster.
-func (p *proxy) endpoint(c *configuration, action *routev3.RouteAction) (string, error) {
+// endpoint takes the next address of the route's cluster, and names the cluster.
+func (p *proxy) endpoint(c *configuration, action *routev3.RouteAction) (address, counted string, err error) {
 	name := action.GetCluster()
 	if weighted := action.GetWeightedClusters().GetClusters(); name == "" && len(weighted) > 0 {
 		name = weighted[0].GetName()
 	}
 	cluster := c.clusters[name]
 	if cluster == nil {
-		return "", fmt.Errorf("there is no cluster %q", name)
+		return "", name, fmt.Errorf("there is no cluster %q", name)
 	}
+	_, addresses := c.addresses(cluster)
+	if len(addresses) == 0 {
+		return "", statName(cluster), fmt.Errorf("cluster %s has no endpoint", name)
+	}
+	return addresses[p.turn.Add(1)%uint64(len(addresses))], statName(cluster), nil
+}
+
+// addresses counts a cluster's endpoints and lists the healthy ones.
+func (c *configuration) addresses(cluster *clusterv3.Cluster) (all int, healthy []string) {
 	set := cluster.GetLoadAssignment()
 	if set == nil {
 		set = c.endpoints[assignment(cluster)]
 	}
-	var addresses []string
 	for _, locality := range set.GetEndpoints() {
 		for _, e := range locality.GetLbEndpoints() {
+			all++
 			switch e.GetHealthStatus() {
 			case corev3.HealthStatus_UNHEALTHY, corev3.HealthStatus_DRAINING, corev3.HealthStatus_TIMEOUT:
 				continue
 			}
 			a := e.GetEndpoint().GetAddress().GetSocketAddress()
-			addresses = append(addresses, net.JoinHostPort(a.GetAddress(), strconv.Itoa(int(a.GetPortValue()))))
+			healthy = append(healthy, net.JoinHostPort(a.GetAddress(), strconv.Itoa(int(a.GetPortValue()))))
 		}
 	}
-	if len(addresses) == 0 {
-		return "", fmt.Errorf("cluster %s has no endpoint", name)
-	}
-	return addresses[p.turn.Add(1)%uint64(len(addresses))], nil
+	return all, healthy
 }
 
 // readiness answers as Envoy's own listener does once it has its configuration.
@@ -304,8 +341,4 @@ func (p *proxy) admin() http.Handler {
 	return mux
 }
 
-func (p *proxy) stats() http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, http.StatusOK, fmt.Sprintf("# TYPE proxy_standin_requests_active gauge\nproxy_standin_requests_active %d\n", p.active.Load()))
-	})
-}
+func (p *proxy) stats() http.Handler { return p.metrics.handler() }

@@ -129,6 +129,8 @@ func clientTLS(dir string) (credentials.TransportCredentials, error) {
 type configuration struct {
 	// routes of each port; nil where the listener's routes have not come yet.
 	listeners map[uint32]*routev3.RouteConfiguration
+	// prefixes are the names of the listeners in metrics.
+	prefixes  map[uint32]string
 	clusters  map[string]*clusterv3.Cluster
 	endpoints map[string]*endpointv3.ClusterLoadAssignment
 
@@ -137,7 +139,7 @@ type configuration struct {
 
 func (s snapshot) read() (*configuration, error) {
 	c := &configuration{
-		listeners: map[uint32]*routev3.RouteConfiguration{}, clusters: map[string]*clusterv3.Cluster{},
+		listeners: map[uint32]*routev3.RouteConfiguration{}, prefixes: map[uint32]string{}, clusters: map[string]*clusterv3.Cluster{},
 		endpoints: map[string]*endpointv3.ClusterLoadAssignment{},
 	}
 	for name, raw := range s[clusterType] {
@@ -201,7 +203,7 @@ func (c *configuration) listener(l *listenerv3.Listener, routes map[string]*anyp
 			if err := f.GetTypedConfig().UnmarshalTo(m); err != nil {
 				return fmt.Errorf("reading listener %s: %w", l.GetName(), err)
 			}
-			c.listeners[port] = m.GetRouteConfig()
+			c.listeners[port], c.prefixes[port] = m.GetRouteConfig(), m.GetStatPrefix()
 			name := m.GetRds().GetRouteConfigName()
 			if name == "" {
 				continue

@@ -101,3 +101,40 @@ affinity:
 
 {{/* The host's own name for hf-cache's class: no provisioner answers to it. */}}
 {{- define "vllm.localClass" -}}llmbox-local{{- end }}
+
+{{/* What the download was told to ask instead of the hub, as a JSON list of {host, port}. */}}
+{{- define "vllm.downloadVia" -}}
+{{- $out := list -}}
+{{- range $raw := list .Values.weights.endpoint .Values.weights.proxy.https -}}
+{{- if $raw -}}
+{{- $url := urlParse $raw -}}
+{{- $port := regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default (ternary "80" "443" (eq $url.scheme "http")) -}}
+{{- $out = append $out (dict "host" $url.hostname "port" $port) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $out -}}
+{{- end }}
+
+{{/* Those of them that are addresses, as a JSON list of {cidr, port}. */}}
+{{- define "vllm.downloadHosts" -}}
+{{- $out := list -}}
+{{- range include "vllm.downloadVia" . | fromJsonArray -}}
+{{- if contains ":" .host -}}
+{{- $out = append $out (dict "cidr" (printf "%s/128" .host) "port" .port) -}}
+{{- else if regexMatch "^[0-9]+(\\.[0-9]+){3}$" .host -}}
+{{- $out = append $out (dict "cidr" (printf "%s/32" .host) "port" .port) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $out -}}
+{{- end }}
+
+{{/* Ports of the internet that a download needs: the hub's, and those of others given by name. */}}
+{{- define "vllm.downloadPorts" -}}
+{{- $out := list "443" -}}
+{{- range include "vllm.downloadVia" . | fromJsonArray -}}
+{{- if not (or (contains ":" .host) (regexMatch "^[0-9]+(\\.[0-9]+){3}$" .host)) -}}
+{{- $out = append $out .port -}}
+{{- end -}}
+{{- end -}}
+{{- $out | uniq | toJson -}}
+{{- end }}

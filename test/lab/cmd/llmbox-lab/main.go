@@ -22,7 +22,9 @@ Usage:
   llmbox-lab start --dir DIR [flags]   start a lab and stay until told to stop
   llmbox-lab stop --dir DIR            stop a lab
   llmbox-lab sweep --root DIR          remove what killed labs left under DIR
-  llmbox-lab exec --dir DIR -- CMD     run a program in a node's network
+  llmbox-lab exec --dir DIR -- CMD     run a program in a node's network, or on a machine
+  llmbox-lab machine-kill --dir DIR    cut a machine's power
+  llmbox-lab reboot --dir DIR [flags]  cut it and boot again, at another address if one is named
   llmbox-lab images [flags]            list what a node can pull
 
 llmbox-lab COMMAND --help lists the flags.
@@ -65,6 +67,12 @@ func run(ctx context.Context, args []string) error {
 		return execute(args[1:])
 	case "images":
 		return listImages(ctx, args[1:])
+	case "machine-kill":
+		return machineKill(ctx, args[1:])
+	case "reboot":
+		return reboot(ctx, args[1:])
+	case node.MachineCommand():
+		return machine(ctx, args[1:])
 	case node.InsideCommand():
 		return inside(ctx, args[1:])
 	case "help", "-h", "--help":

@@ -24,19 +24,21 @@ import (
 type nodeFlags struct {
 	llmbox, version, model, gpuBy string
 	gatewayPort                   int
+	helmController                bool
 }
 
 func (n *nodeFlags) register(fs *flag.FlagSet) {
 	fs.StringVar(&n.llmbox, "llmbox", "", "node size: the llmbox `binary` that becomes llmbox's own image (default: llmbox beside this program)")
 	fs.StringVar(&n.version, "llmbox-version", "", "node size: tag of that image (default: what the binary says)")
 	fs.StringVar(&n.model, "model", "Qwen/Qwen3-0.6B", "node size: the one model that the hub's stand-in offers")
-	fs.StringVar(&n.gpuBy, "gpu-by", "lab", "node size: who offers the GPUs, lab or operator")
+	fs.StringVar(&n.gpuBy, "gpu-by", node.ByLab, "node size: who offers the GPUs, lab or operator")
+	fs.BoolVar(&n.helmController, "helm-controller", false, "node size: run helm-controller on the node, as k3s does in its server")
 	fs.IntVar(&n.gatewayPort, "node-gateway-port", 8080, "node size: the gateway's port on the node, to which --gateway-port leads")
 }
 
 // complete fills what depends on where this program lies.
 func (n *nodeFlags) complete(ctx context.Context) error {
-	if n.gpuBy != "lab" && n.gpuBy != "operator" {
+	if n.gpuBy != node.ByLab && n.gpuBy != node.ByOperator {
 		return usageError("--gpu-by is lab or operator, not %q", n.gpuBy)
 	}
 	if n.llmbox == "" {
@@ -71,6 +73,7 @@ func startNode(ctx context.Context, o node.Options, n nodeFlags, isDetached bool
 		return err
 	}
 	o.LLMBox, o.LLMBoxVersion, o.Model, o.GPUBy, o.NodeGatewayPort = n.llmbox, n.version, n.model, n.gpuBy, n.gatewayPort
+	o.HelmController = n.helmController
 	return node.Run(ctx, o, func(r node.Ready) error { return tell(r, r.Dir, isDetached) })
 }
 
@@ -86,7 +89,8 @@ func inside(ctx context.Context, args []string) error {
 func execute(args []string) error {
 	fs := flag.NewFlagSet("llmbox-lab exec", flag.ContinueOnError)
 	dir := fs.String("dir", "", "the lab's `directory`")
-	all := fs.Bool("root", false, "with the node's root directory and processes, too")
+	all := fs.Bool("root", false, "with the node's root directory and processes, too; a machine is always entered so")
+	name := fs.String("machine", "", "which `machine` of a lab of several (default: the first)")
 	if err := parse(fs, args, true); err != nil {
 		return err
 	}
@@ -105,6 +109,9 @@ func execute(args []string) error {
 	}
 	if pid == 0 {
 		return errors.New("there is no running node in this directory")
+	}
+	if node.HasMachines(*dir) {
+		return executeOnMachine(*dir, *name, fs.Args())
 	}
 	enter := []string{"nsenter", "--target", strconv.Itoa(pid), "--net"}
 	if *all {

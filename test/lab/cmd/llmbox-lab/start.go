@@ -41,7 +41,7 @@ func start(ctx context.Context, args []string) error {
 		timeout    = fs.Duration("timeout", 2*time.Minute, "give up when the lab is not up by then")
 		verbose    = fs.Bool("verbose", false, "say more on stderr")
 		isDetached = fs.Bool("detached", false, "set by --detach for the process it leaves behind")
-		size       = fs.String("size", "rehearsal", "rehearsal (no container runs) or node (a real node; needs root)")
+		size       = fs.String("size", "rehearsal", "rehearsal (no container runs), node (a real node) or machine (an empty machine to install on); the last two need root")
 		onNode     nodeFlags
 	)
 	onNode.register(fs)
@@ -58,11 +58,14 @@ func start(ctx context.Context, args []string) error {
 	if *gpus < 0 || *nodes < 1 || *gateway < 0 || *gateway > 65535 {
 		return usageError("--gpus must be 0 or more, --nodes 1 or more, --gateway-port 0 to 65535")
 	}
-	if *size != "rehearsal" && *size != "node" {
-		return usageError("--size is rehearsal or node, not %q", *size)
+	if *size != "rehearsal" && *size != "node" && *size != "machine" {
+		return usageError("--size is rehearsal, node or machine, not %q", *size)
 	}
 	if *size == "node" && (*nodes != 1 || *delays != "") {
 		return usageError("--size node has one node and no --delays")
+	}
+	if *size == "machine" && (*nodes > 200 || *delays != "") {
+		return usageError("--size machine has at most 200 machines and no --delays")
 	}
 	if *detach && *lifeline {
 		return usageError("--detach and --lifeline exclude each other")
@@ -101,9 +104,13 @@ func start(ctx context.Context, args []string) error {
 	// The lab's files, those of its programs included, are for its owner alone.
 	unix.Umask(0o077)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	if *size == "node" {
+	if *size != "rehearsal" {
+		machines := 0
+		if *size == "machine" {
+			machines = *nodes
+		}
 		return startNode(ctx, node.Options{
-			Dir: *dir, Programs: *programs, GPUs: *gpus, GPUProduct: product.LabelValue(), GPUMemoryMiB: product.MemoryMiB,
+			Dir: *dir, Programs: *programs, GPUs: *gpus, Product: product, Machines: machines,
 			GatewayPort: *gateway, KeepDir: *keep, StartTimeout: *timeout, Log: log,
 		}, onNode, *isDetached)
 	}

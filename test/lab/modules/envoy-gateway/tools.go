@@ -4,5 +4,6 @@
 package tools
 
 import (
+	_ "github.com/envoyproxy/gateway/cmd/egctl"
 	_ "github.com/envoyproxy/gateway/cmd/envoy-gateway"
 )

@@ -1,0 +1,45 @@
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestPlanShowsRequests checks that a person and a program are told the same of each
+// component's requests, and of their sum beside the model.
+func TestPlanShowsRequests(t *testing.T) {
+	doc := plan(t, nil, "--gpu", "a10")
+	text := run(t, nil, "", "plan", "--gpu", "a10")
+	if text.code != 0 {
+		t.Fatalf("%+v", text)
+	}
+	rows := map[string][]string{}
+	for line := range strings.Lines(text.stdout) {
+		if fields := strings.Fields(line); len(fields) > 5 {
+			rows[fields[0]] = fields
+		}
+	}
+	var cpu, memory int64
+	asking := 0
+	for _, c := range doc.Components {
+		want := []string{"–", "–"}
+		if c.Requests.CPUMillis > 0 {
+			asking++
+			want = []string{fmt.Sprintf("%dm", c.Requests.CPUMillis), fmt.Sprint(c.Requests.MemoryBytes >> 20), "MiB"}
+		}
+		if row := rows[c.Name]; len(row) < 3+len(want) || !slices.Equal(row[3:3+len(want)], want) {
+			t.Errorf("the row of %s is %q, want the requests %v", c.Name, row, want)
+		}
+		if c.Name != "model" {
+			cpu, memory = cpu+c.Requests.CPUMillis, memory+c.Requests.MemoryBytes
+		}
+	}
+	if asking < 5 {
+		t.Errorf("only %d components ask for anything", asking)
+	}
+	if want := fmt.Sprintf("%dm CPU, %d MiB memory beside the model", cpu, memory>>20); !strings.Contains(text.stdout, want) {
+		t.Errorf("the text does not say %q:\n%s", want, text.stdout)
+	}
+}

@@ -1,0 +1,106 @@
+package k3s
+
+import (
+	"path"
+	"slices"
+	"strings"
+)
+
+// belongs says what belongs to one k3s on a machine.
+type belongs struct {
+	// dataDir is its data directory; binary its program.
+	dataDir, binary string
+	// alone says that no other Kubernetes is here, so that what carries Kubernetes' own
+	// names is this one's.
+	alone bool
+}
+
+// within says whether a path is a directory or below it.
+func within(name, dir string) bool {
+	return dir != "" && (name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/"))
+}
+
+// mentions says whether an argument names a path of this k3s.
+func (b belongs) mentions(argument string) bool {
+	if _, value, ok := strings.Cut(argument, "="); ok && strings.HasPrefix(argument, "-") {
+		argument = value
+	}
+	argument = strings.TrimPrefix(argument, "unix://")
+	return within(argument, b.dataDir) || within(argument, runDir)
+}
+
+// k3sItself says whether a process is k3s, its containerd, or a shim of that.
+func (b belongs) k3sItself(p Process) bool {
+	if len(p.Argv) == 0 {
+		return false
+	}
+	// k3s writes its title over its arguments: "/usr/local/bin/k3s server" is one word.
+	title := strings.Fields(p.Argv[0])
+	if len(title) == 0 {
+		return false
+	}
+	name := path.Base(title[0])
+	program := slices.Contains([]string{binaryName, "k3s-server", "k3s-agent", "containerd", "runc"}, name) || strings.HasPrefix(name, "containerd-shim")
+	if !program {
+		return false
+	}
+	if b.binary != "" && (p.Exe == b.binary || title[0] == b.binary) {
+		// Somebody's `k3s kubectl logs -f` ends by itself when the server does.
+		rest := slices.Concat(title[1:], p.Argv[1:])
+		return len(rest) > 0 && (rest[0] == string(Server) || rest[0] == string(Agent))
+	}
+	if within(p.Exe, path.Join(b.dataDir, "data")) || within(title[0], path.Join(b.dataDir, "data")) {
+		return name != binaryName || slices.ContainsFunc(slices.Concat(title[1:], p.Argv[1:]), func(a string) bool { return a == string(Server) || a == string(Agent) })
+	}
+	return slices.ContainsFunc(p.Argv[1:], b.mentions)
+}
+
+// inPods says whether a process is in the control group of a pod.
+func inPods(p Process) bool {
+	for _, group := range p.Cgroups {
+		for _, part := range strings.Split(group, "/") {
+			if part == "kubepods" || part == "kubepods.slice" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// ownProcesses picks what has to end with this k3s: itself, its containerd, the
+// shims, and everything that these started. spared are processes that must not be
+// among them; where one is, nothing may be ended from here.
+func ownProcesses(all []Process, b belongs, self int) (own []Process, inside bool) {
+	children := map[int][]Process{}
+	byPID := map[int]Process{}
+	for _, p := range all {
+		children[p.PPID] = append(children[p.PPID], p)
+		byPID[p.PID] = p
+	}
+	taken := map[int]bool{}
+	var take func(p Process)
+	take = func(p Process) {
+		if taken[p.PID] || p.PID <= 1 {
+			return
+		}
+		taken[p.PID] = true
+		if p.State != 'Z' && p.State != 'X' {
+			own = append(own, p)
+		}
+		for _, child := range children[p.PID] {
+			take(child)
+		}
+	}
+	for _, p := range all {
+		if b.k3sItself(p) || b.alone && inPods(p) {
+			take(p)
+		}
+	}
+	for at := self; at > 1; at = byPID[at].PPID {
+		if taken[at] {
+			return nil, true
+		}
+	}
+	slices.SortFunc(own, func(p, q Process) int { return p.PID - q.PID })
+	return own, false
+}

@@ -1,0 +1,193 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// ask asks Prometheus by the API server's proxy.
+func (b *wholeBox) ask(path string, params map[string]string, into any) error {
+	req := b.core.RESTClient().Get().Namespace("monitoring").Resource("services").Name("prometheus:9090").SubResource("proxy").Suffix(path)
+	for k, v := range params {
+		req = req.Param(k, v)
+	}
+	raw, err := req.Timeout(30 * time.Second).DoRaw(b.ctx)
+	if err != nil {
+		return fmt.Errorf("asking Prometheus: %w: %s", err, raw)
+	}
+	var answer struct {
+		Status string
+		Error  string
+		Data   json.RawMessage
+	}
+	if err := json.Unmarshal(raw, &answer); err != nil {
+		return fmt.Errorf("reading Prometheus' answer: %w", err)
+	}
+	if answer.Status != "success" {
+		return fmt.Errorf("Prometheus says: %s", answer.Error)
+	}
+	return json.Unmarshal(answer.Data, into)
+}
+
+type series struct {
+	Metric map[string]string
+	Value  [2]any
+}
+
+func (b *wholeBox) query(expr string) ([]series, error) {
+	var data struct {
+		ResultType string
+		Result     json.RawMessage
+	}
+	if err := b.ask("api/v1/query", map[string]string{"query": expr}, &data); err != nil {
+		return nil, err
+	}
+	var found []series
+	if data.ResultType != "vector" {
+		return []series{{}}, nil // a scalar is data
+	}
+	err := json.Unmarshal(data.Result, &found)
+	return found, err
+}
+
+// exporters is what rules and dashboards read: test/rules/metrics.yaml.
+type exporters struct {
+	Exporters map[string]struct{ Monitor string }
+	Metrics   map[string]struct{ Exporter, Optional string }
+}
+
+func readExporters(t *testing.T) exporters {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join("..", "..", "rules", "metrics.yaml"))
+	must(t, err)
+	var e exporters
+	must(t, yaml.Unmarshal(raw, &e))
+	return e
+}
+
+// targets: what each monitor of the box selects is there and up.
+func (b *wholeBox) targets(t *testing.T) {
+	var want []string
+	for _, e := range readExporters(t).Exporters {
+		kind, name, _ := strings.Cut(e.Monitor, "/")
+		switch kind {
+		case "ServiceMonitor":
+			want = append(want, "serviceMonitor/"+name)
+		case "PodMonitor":
+			want = append(want, "podMonitor/"+name)
+		}
+	}
+	var up []string
+	eventually(t, 4*time.Minute, "every target up", func() error {
+		var data struct {
+			ActiveTargets []struct{ ScrapePool, ScrapeURL, Health, LastError string }
+		}
+		if err := b.ask("api/v1/targets", map[string]string{"state": "active"}, &data); err != nil {
+			return err
+		}
+		up = nil
+		var down, missing []string
+		for _, target := range data.ActiveTargets {
+			if target.Health != "up" {
+				down = append(down, fmt.Sprintf("%s %s is %s: %s", target.ScrapePool, target.ScrapeURL, target.Health, target.LastError))
+				continue
+			}
+			// serviceMonitor/NAMESPACE/NAME/INDEX
+			parts := strings.Split(target.ScrapePool, "/")
+			up = append(up, parts[0]+"/"+parts[2])
+		}
+		for _, w := range want {
+			if !slices.Contains(up, w) {
+				missing = append(missing, w)
+			}
+		}
+		if len(down)+len(missing) > 0 {
+			return fmt.Errorf("down: %s\nno target of %s", strings.Join(down, "\n"), strings.Join(missing, ", "))
+		}
+		return nil
+	})
+	t.Logf("%d targets up", len(up))
+}
+
+// dashboards: every query of every dashboard on the cluster returns series. Queries that
+// can't have any here are named, each with its reason.
+func (b *wholeBox) dashboards(t *testing.T) {
+	known := readExporters(t)
+	maps, err := b.core.ConfigMaps("monitoring").List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	boards, asked := 0, 0
+	for _, m := range maps.Items {
+		for name, raw := range m.Data {
+			if !strings.HasSuffix(name, ".json") {
+				continue
+			}
+			var board map[string]any
+			if err := json.Unmarshal([]byte(raw), &board); err != nil {
+				t.Errorf("dashboard %s: %v", name, err)
+				continue
+			}
+			boards++
+			for _, expr := range exprs(board) {
+				query := strings.NewReplacer("$__rate_interval", "2m", "$__range", "10m", "$__interval", "30s", "$gpu_hour_usd", "1",
+					"$model", ".*", "$gpu", ".*").Replace(expr)
+				asked++
+				if why := empty(query, known); why != "" {
+					t.Logf("%s: %s: %s", name, why, expr)
+					continue
+				}
+				found, err := b.query(query)
+				if err != nil {
+					t.Errorf("%s: %s: %v", name, query, err)
+				} else if len(found) == 0 {
+					t.Errorf("%s: no data: %s", name, query)
+				}
+			}
+		}
+	}
+	if boards < 5 || asked < 100 {
+		t.Errorf("%d dashboards with %d queries were found", boards, asked)
+	}
+	t.Logf("%d dashboards, %d queries", boards, asked)
+}
+
+// empty says why a query has no data on this lab.
+func empty(query string, known exporters) string {
+	for name, m := range known.Metrics {
+		if strings.Contains(query, name) {
+			if m.Optional != "" {
+				return "only with " + m.Optional
+			}
+			if m.Exporter == "dcgm-exporter" {
+				return "only with the GPU Operator's DCGM exporter (TestGPUOperatorOnARealNode)"
+			}
+		}
+	}
+	return ""
+}
+
+func exprs(v any) []string {
+	var found []string
+	switch v := v.(type) {
+	case map[string]any:
+		if e, ok := v["expr"].(string); ok {
+			found = append(found, e)
+		}
+		for _, child := range v {
+			found = append(found, exprs(child)...)
+		}
+	case []any:
+		for _, child := range v {
+			found = append(found, exprs(child)...)
+		}
+	}
+	return found
+}

@@ -1,0 +1,8 @@
+//go:build tools
+
+// Package tools pins the programs that the lab compiles from this module.
+package tools
+
+import (
+	_ "github.com/prometheus/alertmanager/cmd/alertmanager"
+)
