@@ -50,7 +50,7 @@ lab-helm: lab ## Compile the helm CLI too, with which tests and bench-install co
 # What runs on the node-size lab: Kubernetes' own node programs, and stand-ins of the
 # project. The stand-ins are compiled from test/lab, seconds each; those with a go.mod of
 # their own share the versions, and so the compiled packages, of what they talk to.
-LAB_NODE_PROGRAMS := $(filter-out kwok,$(LAB_PROGRAMS)) kubelet kube-proxy coredns local-path-provisioner
+LAB_NODE_PROGRAMS := $(filter-out kwok,$(LAB_PROGRAMS)) kubelet kube-proxy kube-router-netpol coredns local-path-provisioner
 LAB_STANDINS := pause-standin hub-standin http-standin vllm-sim kube-state-metrics-standin
 
 .PHONY: lab-node
@@ -58,6 +58,10 @@ lab-node: build ## Compile what a node-size lab runs into bin/lab (Debian packag
 	bin/llmbox-lab build --modules test/lab/modules --out bin/lab $(LAB_NODE_PROGRAMS)
 	cd test/lab && go build -ldflags '-s -w' -o ../../bin/lab/ $(LAB_STANDINS:%=./%)
 	cd test/lab/gpu-sim && go build -ldflags '-s -w' -o ../../../bin/lab/gpu-sim .
+
+.PHONY: lab-machine
+lab-machine: lab-node ## Compile what a machine is installed on needs, too: the stand-in for k3s
+	cd test/lab && go build -ldflags '-s -w' -o ../../bin/lab/k3s-standin ./k3s-standin
 
 .PHONY: lab-node-gateway
 lab-node-gateway: lab-node ## Compile Envoy Gateway and the stand-in for Envoy, too
@@ -80,13 +84,21 @@ lab-node-gpu: lab-node ## Compile the GPU operator, its operands and a simulated
 lab-egctl: build ## Compile Envoy Gateway's translator, with which test/rendered looks at what Envoy is told
 	bin/llmbox-lab build --modules test/lab/modules --out bin/lab egctl
 
+LAB_OPERATORS := prometheus-operator prometheus-config-reloader prometheus alertmanager node-exporter kyverno kyverno-init \
+	keda keda-adapter keda-admission-webhooks vault-on-core external-secrets helm-controller helm4
+
 .PHONY: lab-node-full
 lab-node-full: lab-node-gateway $(if $(HAVE_GCC),lab-node-gpu) ## Compile every operator that can be compiled
-	bin/llmbox-lab build --modules test/lab/modules --out bin/lab prometheus-operator prometheus-config-reloader prometheus node-exporter external-secrets gpu-operator
+	bin/llmbox-lab build --modules test/lab/modules --out bin/lab $(LAB_OPERATORS)
+	cd test/lab && go build -ldflags '-s -w' -o ../../bin/lab/ ./helm-job-standin
 
 .PHONY: e2e
-e2e: lab-node ## Install on a real node, one token, uninstall, no trace (root); with the gateway after lab-node-gateway
+e2e: lab-machine ## Install on a real node, one token, uninstall, no trace (root); with the gateway after lab-node-gateway
 	cd test/lab && LLMBOX_E2E=1 go test -count=1 -v -timeout 30m $(TEST) ./e2e
+
+.PHONY: e2e-full
+e2e-full: lab-node-full lab-machine ## Install everything on a real node and let it work (root; half an hour, and an hour of compiling once)
+	cd test/lab && LLMBOX_E2E=full go test -count=1 -v -timeout 60m $(TEST) ./e2e
 
 .PHONY: rehearse
 rehearse: lab ## Run the whole install against a real API server (ARGS='--gpu h100 --gpus 8')

@@ -69,13 +69,17 @@ func compact(names []string) []string {
 
 // Condition judges whether a custom resource has a condition with status True.
 func (c *Client) Condition(ctx context.Context, gvr schema.GroupVersionResource, namespace, name, kind string) (Verdict, error) {
-	what := strings.TrimSuffix(gvr.Resource, "s") + " " + strings.TrimPrefix(namespace+"/"+name, "/")
+	path := " " + strings.TrimPrefix(namespace+"/"+name, "/")
+	what := gvr.Resource + path
 	obj, err := c.Dynamic.Resource(gvr).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err), meta.IsNoMatchError(err):
 		return Verdict{Waiting: what + " to be created"}, nil
 	case err != nil:
 		return Verdict{}, fmt.Errorf("reading %s: %w", what, Classify(err))
+	}
+	if obj.GetKind() != "" {
+		what = obj.GetKind() + path
 	}
 	text, ok := condition(obj, kind, "True")
 	if !ok {

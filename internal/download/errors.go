@@ -267,6 +267,11 @@ type retryable struct{ error }
 
 func (e retryable) Unwrap() error { return e.error }
 
+// unasked marks a range that nobody asked for: there is no simpler question left.
+type unasked struct{ error }
+
+func (e unasked) Unwrap() error { return e.error }
+
 var (
 	// errSingle asks for a pass with one stream.
 	errSingle = errors.New("ranges are not honoured")
@@ -287,7 +292,7 @@ func final(err error) bool {
 		}
 		return status.Code < 500 || status.Code == http.StatusNotImplemented
 	}
-	return is[*RedirectError](err) || is[*CertificateError](err) || is[*SizeError](err) || is[*EncodingError](err) ||
+	return is[unasked](err) || is[*RedirectError](err) || is[*CertificateError](err) || is[*SizeError](err) || is[*EncodingError](err) ||
 		errors.Is(err, http.ErrSchemeMismatch) || is[tls.RecordHeaderError](err) || // no TLS there
 		errors.Is(err, ErrInsecure) || errors.Is(err, ErrNoLength)
 }

@@ -360,7 +360,7 @@ func (j *job) judge(ctx context.Context, err error) error {
 
 // leave ends a download that failed: what has arrived stays, if anything has.
 func (j *job) leave() error {
-	empty := len(j.done) == 0
+	empty := len(j.done) == 0 || j.tiny()
 	err := j.keep.close(!empty)
 	if empty {
 		err = errors.Join(err, remove(j.dir, j.partName()))

@@ -150,9 +150,9 @@ func TestTokens(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			start := func(scheme string) *faultServer {
 				if scheme == "https" {
-					return newTLSOrigin(t, 9<<20, ca, nil)
+					return newTLSOrigin(t, 5<<20, ca, nil)
 				}
-				return newOrigin(t, 9<<20, nil)
+				return newOrigin(t, 5<<20, nil)
 			}
 			a, b := start(c.from), start(c.to)
 			if c.sameHost {
@@ -402,9 +402,9 @@ func TestProxy(t *testing.T) {
 			{name: "is down", user: url.UserPassword("user", "geheim"), down: true, fails: is[*ProxyError], says: "reaching the proxy http://127.0.0.1:"},
 		} {
 			t.Run(scheme+" "+c.name, func(t *testing.T) {
-				o := newOrigin(t, 9<<20, nil)
+				o := newOrigin(t, 5<<20, nil)
 				if scheme == "https" {
-					o = newTLSOrigin(t, 9<<20, ca, nil)
+					o = newTLSOrigin(t, 5<<20, ca, nil)
 				}
 				p := newProxy(t, o.Listener.Addr().String())
 				p.login, p.refuse = login, c.refuse

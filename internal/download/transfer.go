@@ -335,13 +335,13 @@ func (j *job) failed(src *source, began time.Time, got int64, err error) error {
 		return end(nil)
 	case is[diskError](err), is[*ChangedError](err), errors.Is(err, errStartOver), errors.Is(err, errSingle):
 		return end(err)
-	case is[*RangeError](err) && !src.noRange:
+	case is[*RangeError](err) && !is[unasked](err):
 		src.noRange = true
 		if len(j.usable()) == 0 {
 			return end(errSingle)
 		}
 		return nil
-	case final(err), is[*RangeError](err):
+	case final(err):
 		src.dead = err
 		if len(j.usable()) > 0 {
 			return nil
@@ -449,9 +449,9 @@ func (j *job) accept(src *source, seg *segment, q question, resp *http.Response)
 	now := validator{ETag: resp.Header.Get("ETag"), Modified: resp.Header.Get("Last-Modified")}
 	total, end := int64(-1), int64(-1)
 	got := fmt.Sprintf("%d with Content-Range %q", resp.StatusCode, resp.Header.Get("Content-Range"))
-	wrong := &RangeError{URL: at, Asked: q.ranged, Got: got}
+	var wrong error = &RangeError{URL: at, Asked: q.ranged, Got: got}
 	if q.ranged == "" {
-		wrong.Asked = "the whole file"
+		wrong = unasked{&RangeError{URL: at, Asked: "the whole file", Got: got}}
 	}
 	whole := resp.StatusCode == http.StatusOK
 	switch resp.StatusCode {
@@ -624,6 +624,9 @@ func (j *job) learn(src *source, now validator, total int64, at string) error {
 			return err
 		}
 	}
+	if j.tiny() {
+		return nil
+	}
 	if err := j.keep.save(j.state(), slices.Clone(j.done), j.sequence); err != nil {
 		return space(err, j.part, j.file.Path, 0)
 	}
@@ -635,6 +638,10 @@ func (j *job) learn(src *source, now validator, total int64, at string) error {
 	}
 	return nil
 }
+
+// tiny says that the file is not worth a record, which takes the disk longer than the
+// file the network.
+func (j *job) tiny() bool { return j.size >= 0 && j.size < worthwhile }
 
 // state is what the first line of the state file holds; the caller holds the lock.
 func (j *job) state() state {
@@ -812,9 +819,9 @@ func (j *job) sync() error {
 	j.sequence++
 	sequence := j.sequence
 	j.unsynced = 0
-	learned := j.learned
+	recorded := j.learned && !j.tiny()
 	j.mu.Unlock()
-	if !learned {
+	if !recorded {
 		return nil
 	}
 	if err := unix.Fdatasync(int(j.part.Fd())); err != nil { // #nosec G115 -- a descriptor

@@ -2,13 +2,9 @@ package incluster
 
 import (
 	"context"
-	"crypto/sha1" // #nosec G505 -- git names its blobs so
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"io/fs"
 	"net/http"
@@ -18,12 +14,14 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/llmbox-dev/llmbox/internal/download"
 )
 
 const (
 	defaultEndpoint = "https://huggingface.co"
 	maxListingBytes = 64 << 20
-	maxTries        = 8 // in a row without a single new byte
+	sayEvery        = 15 * time.Second
 )
 
 // The ways in which the hub can refuse for good.
@@ -31,7 +29,6 @@ var (
 	ErrNoAccess = errors.New("the hub gives no access: it is not a public model, and either there is no token or the token's owner has not accepted the model's licence")
 	ErrNoModel  = errors.New("the hub knows no such model or revision")
 	errListing  = errors.New("the hub's list of files makes no sense")
-	errCorrupt  = errors.New("the file does not have the checksum that the hub lists")
 )
 
 var (
@@ -56,14 +53,13 @@ type DownloadOptions struct {
 	pause, stall time.Duration
 }
 
-type download struct {
+type hubDownload struct {
 	DownloadOptions
-	hub         *hubTransport
-	client      *http.Client
+	client      *download.Client
+	host        string
 	root        *os.Root
 	repo        string // of the cache, below root
 	done, total int64
-	received    int64 // from the network, in this run
 	told        time.Time
 }
 
@@ -89,14 +85,12 @@ func (f hubFile) blob() string {
 	return f.BlobID
 }
 
-// hash computes blob from the content.
-func (f hubFile) hash() hash.Hash {
+// digest is blob as what the content is verified by.
+func (f hubFile) digest() download.Digest {
 	if f.LFS != nil {
-		return sha256.New()
+		return download.SHA256(f.LFS.SHA256)
 	}
-	h := sha1.New() // #nosec G401 -- git names its blobs so
-	_, _ = fmt.Fprintf(h, "blob %d\x00", f.Size)
-	return h
+	return download.GitBlob(f.BlobID, f.Size)
 }
 
 // check refuses names that lead out of the snapshot and files that could not
@@ -116,15 +110,12 @@ func (f hubFile) check() error {
 // snapshots, refs), goes on where an earlier run stopped, and verifies each
 // file's checksum. The reference that makes a snapshot visible comes last.
 func Download(ctx context.Context, opts DownloadOptions) error {
-	d := &download{DownloadOptions: opts, repo: "hub/models--" + strings.ReplaceAll(opts.Model, "/", "--")}
+	d := &hubDownload{DownloadOptions: opts, repo: "hub/models--" + strings.ReplaceAll(opts.Model, "/", "--")}
 	if d.Endpoint = strings.TrimSuffix(d.Endpoint, "/"); d.Endpoint == "" {
 		d.Endpoint = defaultEndpoint
 	}
 	if d.Revision == "" {
 		d.Revision = "main"
-	}
-	if d.pause == 0 {
-		d.pause, d.stall = time.Second, time.Minute
 	}
 	hub, err := url.Parse(d.Endpoint)
 	switch {
@@ -135,8 +126,16 @@ func Download(ctx context.Context, opts DownloadOptions) error {
 	case !fs.ValidPath(d.Revision) || d.Revision == ".":
 		return fmt.Errorf("%q is not a revision", d.Revision)
 	}
-	d.hub = &hubTransport{hub: hub, token: d.Token, next: http.DefaultTransport}
-	d.client = &http.Client{Transport: d.hub}
+	d.host = hub.Host
+	// Who names a plain http endpoint has chosen it.
+	o := download.Options{Backoff: d.pause, StallTimeout: d.stall, AllowHTTP: hub.Scheme == "http"}
+	if d.Token != "" {
+		o.Headers = append(o.Headers, download.Bearer(hub.Scheme+"://"+hub.Host, d.Token))
+	}
+	if d.client, err = download.New(o); err != nil {
+		return fmt.Errorf("preparing the download: %w", err)
+	}
+	defer d.client.CloseIdle()
 	if err := os.MkdirAll(d.Dir, 0o755); err != nil { // #nosec G301 -- the model server has another user
 		return fmt.Errorf("making the cache directory: %w", err)
 	}
@@ -147,9 +146,8 @@ func Download(ctx context.Context, opts DownloadOptions) error {
 	return d.run(ctx)
 }
 
-func (d *download) run(ctx context.Context) error {
-	var list listing
-	err := d.retry(ctx, func() (err error) { list, err = d.list(ctx); return err })
+func (d *hubDownload) run(ctx context.Context) error {
+	list, err := d.list(ctx)
 	if err != nil {
 		return fmt.Errorf("listing the files of %s at %s: %w", d.Model, d.Revision, err)
 	}
@@ -162,7 +160,7 @@ func (d *download) run(ctx context.Context) error {
 		return fmt.Errorf("making the cache directory: %w", err)
 	}
 	for i, f := range files {
-		if err := d.retry(ctx, func() error { return d.fetch(ctx, list.SHA, f) }); err != nil {
+		if err := d.fetch(ctx, list.SHA, f); err != nil {
 			return fmt.Errorf("downloading %s: %w", f.Name, err)
 		}
 		if err := d.link(list.SHA, f); err != nil {
@@ -198,17 +196,17 @@ func wanted(all []hubFile) []hubFile {
 	return out
 }
 
-func (d *download) list(ctx context.Context) (listing, error) {
+func (d *hubDownload) list(ctx context.Context) (listing, error) {
 	var list listing
-	ctx, cancel := context.WithTimeout(ctx, 2*d.stall)
-	defer cancel()
-	resp, err := d.get(ctx, d.Endpoint+"/api/models/"+d.Model+"/revision/"+url.PathEscape(d.Revision)+"?blobs=true", 0)
+	answer, err := d.client.Read(ctx, download.Document{
+		URL:   d.Endpoint + "/api/models/" + d.Model + "/revision/" + url.PathEscape(d.Revision) + "?blobs=true",
+		Limit: maxListingBytes, Notice: d.notice,
+	})
 	if err != nil {
-		return list, err
+		return list, d.refused(err)
 	}
-	defer func() { _ = resp.Body.Close() }()
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxListingBytes)).Decode(&list); err != nil {
-		return list, fmt.Errorf("decoding the answer: %w", brief(err))
+	if err := json.Unmarshal(answer.Body, &list); err != nil {
+		return list, fmt.Errorf("%w: %w", errListing, err)
 	}
 	if !sha1Pattern.MatchString(list.SHA) || len(list.Siblings) == 0 {
 		return list, fmt.Errorf("%w: no commit or no files", errListing)
@@ -221,87 +219,55 @@ func (d *download) list(ctx context.Context) (listing, error) {
 	return list, nil
 }
 
-// fetch brings one file into blobs.
-func (d *download) fetch(ctx context.Context, commit string, f hubFile) (err error) {
-	final := d.repo + "/blobs/" + f.blob()
-	if info, err := d.root.Stat(final); err == nil && info.Size() == f.Size {
+// fetch brings one file into blobs. One that is there was verified when it came.
+func (d *hubDownload) fetch(ctx context.Context, commit string, f hubFile) error {
+	blob := d.repo + "/blobs/" + f.blob()
+	if info, err := d.root.Lstat(blob); err == nil && info.Mode().IsRegular() && info.Size() == f.Size {
 		d.done += f.Size
 		return nil
 	}
-	part := final + ".incomplete"
-	file, err := d.root.OpenFile(part, os.O_RDWR|os.O_CREATE, 0o644)
+	_, err := d.client.Fetch(ctx, download.File{
+		URLs: []string{d.Endpoint + "/" + d.Model + "/resolve/" + commit + "/" + (&url.URL{Path: f.Name}).EscapedPath()},
+		Root: d.root, Path: blob, Digest: f.digest(), Size: f.Size,
+		Notice: d.notice,
+		Progress: func(p download.Progress) {
+			if time.Since(d.told) >= sayEvery {
+				d.say("%s of %s at %s a second: %s", size(d.done+p.Done), size(d.total), size(int64(p.Rate)), f.Name)
+			}
+		},
+	})
 	if err != nil {
-		return permanent{err}
-	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	sum := f.hash()
-	have, err := io.Copy(sum, file)
-	if err != nil {
-		return permanent{err}
-	}
-	again := func(reason error) error { // from the first byte
-		return errors.Join(reason, file.Truncate(0))
-	}
-	if have > f.Size {
-		return again(errCorrupt)
-	}
-	if have < f.Size {
-		if have, err = d.receive(ctx, commit, f, file, sum, have); err != nil {
-			return err
-		}
-	}
-	if have != f.Size || hex.EncodeToString(sum.Sum(nil)) != f.blob() {
-		return again(errCorrupt)
-	}
-	if err := file.Sync(); err != nil {
-		return permanent{err}
-	}
-	if err := d.root.Rename(part, final); err != nil {
-		return permanent{err}
+		return d.refused(err)
 	}
 	d.done += f.Size
 	return nil
 }
 
-// receive appends the bytes from have on to file and sum.
-func (d *download) receive(ctx context.Context, commit string, f hubFile, file *os.File, sum hash.Hash, have int64) (int64, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	watchdog := time.AfterFunc(d.stall, func() { cancel(fmt.Errorf("nothing arrived for %s", d.stall)) })
-	defer watchdog.Stop()
-	address := d.Endpoint + "/" + d.Model + "/resolve/" + commit + "/" + (&url.URL{Path: f.Name}).EscapedPath()
-	resp, err := d.get(ctx, address, have)
-	if err != nil {
-		return have, errors.Join(err, context.Cause(ctx))
+// refused says what the hub means by a status; storage to which it redirects means
+// nothing by it.
+func (d *hubDownload) refused(err error) error {
+	var status *download.StatusError
+	if !errors.As(err, &status) {
+		return err
 	}
-	defer func() { _ = resp.Body.Close() }()
-	switch {
-	case resp.StatusCode == http.StatusPartialContent && !strings.HasPrefix(resp.Header.Get("Content-Range"), fmt.Sprintf("bytes %d-", have)),
-		resp.StatusCode == http.StatusRequestedRangeNotSatisfiable:
-		return have, errors.Join(errors.New("the hub sent another part than was asked for"), file.Truncate(0))
-	case resp.StatusCode == http.StatusOK && have > 0: // it does not know parts
-		if _, err := io.CopyN(io.Discard, &watched{resp.Body, watchdog, d.stall}, have); err != nil {
-			return have, errors.Join(brief(err), context.Cause(ctx))
-		}
+	if u, bad := url.Parse(status.URL); bad != nil || u.Host != d.host {
+		return err
 	}
-	at := d.done + have
-	body := &watched{io.LimitReader(resp.Body, f.Size-have+1), watchdog, d.stall}
-	n, err := io.Copy(io.MultiWriter(file, sum, progress{d, f.Name, &at}), body)
-	d.received += n
-	var pathErr *fs.PathError
-	switch {
-	case errors.As(err, &pathErr): // the disk's, not the network's
-		return have, permanent{err}
-	case err != nil:
-		return have, errors.Join(brief(err), context.Cause(ctx))
-	case have+n < f.Size:
-		return have, io.ErrUnexpectedEOF
+	switch status.Code {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return fmt.Errorf("%w (HTTP %d %s)", ErrNoAccess, status.Code, status.Header.Get("X-Error-Code"))
+	case http.StatusNotFound:
+		return fmt.Errorf("%w (HTTP 404 %s)", ErrNoModel, status.Header.Get("X-Error-Code"))
 	}
-	return have + n, nil
+	return err
+}
+
+func (d *hubDownload) notice(n download.Notice) {
+	d.say("trying again in %s: %s", n.Wait, oneLine([]byte(n.Err.Error())))
 }
 
 // link puts the file into the snapshot.
-func (d *download) link(commit string, f hubFile) error {
+func (d *hubDownload) link(commit string, f hubFile) error {
 	name := d.repo + "/snapshots/" + commit + "/" + f.Name
 	target := strings.Repeat("../", 2+strings.Count(f.Name, "/")) + "blobs/" + f.blob()
 	if have, err := d.root.Readlink(name); err == nil && have == target {
@@ -317,7 +283,7 @@ func (d *download) link(commit string, f hubFile) error {
 }
 
 // refer records which commit the revision is.
-func (d *download) refer(commit string) error {
+func (d *hubDownload) refer(commit string) error {
 	name := d.repo + "/refs/" + d.Revision
 	if err := d.root.MkdirAll(path.Dir(name), 0o755); err != nil {
 		return err
@@ -328,7 +294,7 @@ func (d *download) refer(commit string) error {
 	return d.root.Rename(name+".incomplete", name)
 }
 
-func (d *download) say(format string, args ...any) {
+func (d *hubDownload) say(format string, args ...any) {
 	d.told = time.Now()
 	_, _ = fmt.Fprintf(d.Out, format+"\n", args...)
 }

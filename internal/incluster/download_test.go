@@ -19,6 +19,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/llmbox-dev/llmbox/internal/download"
 )
 
 const testCommit = "0123456789abcdef0123456789abcdef01234567"
@@ -117,11 +119,17 @@ func (f *fakeHub) serveStorage(w http.ResponseWriter, r *http.Request) {
 	}
 	start := int64(0)
 	if spec, ok := strings.CutPrefix(r.Header.Get("Range"), "bytes="); ok && !f.noRange {
+		first, last, _ := strings.Cut(spec, "-")
 		var err error
-		if start, err = strconv.ParseInt(strings.TrimSuffix(spec, "-"), 10, 64); err != nil {
+		if start, err = strconv.ParseInt(first, 10, 64); err != nil {
 			f.t.Error(err)
 		}
-		w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", start, len(content)-1, len(content)))
+		end, total := len(content), len(content)
+		if n, err := strconv.Atoi(last); err == nil {
+			end = min(n+1, end)
+		}
+		content = content[:end]
+		w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", start, end-1, total))
 		w.WriteHeader(http.StatusPartialContent)
 	}
 	f.starts = append(f.starts, start)
@@ -170,7 +178,7 @@ func (f *fakeHub) complete(dir string) {
 			f.t.Errorf("%s points to %q (%v)", name, target, err)
 		}
 	}
-	if left, _ := filepath.Glob(filepath.Join(repo, "blobs", "*.incomplete")); len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(repo, "blobs", "*.part*")); len(left) > 0 {
 		f.t.Errorf("left behind %v", left)
 	}
 }
@@ -253,19 +261,19 @@ func TestDownloadRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare func(f *fakeHub)
 		change  func(o *DownloadOptions)
-		want    error
+		want    func(error) bool
 	}{
-		"no access":        {func(f *fakeHub) { f.private = true }, func(o *DownloadOptions) { o.Token = "" }, ErrNoAccess},
-		"no such model":    {nil, func(o *DownloadOptions) { o.Model = "org/other" }, ErrNoModel},
-		"no such revision": {nil, func(o *DownloadOptions) { o.Revision = "v9" }, ErrNoModel},
-		"wrong content":    {func(f *fakeHub) { f.spoiled = 99 }, nil, errCorrupt},
-		"a way out":        {func(f *fakeHub) { f.listing = func(l *listing) { l.Siblings[0].Name = "../../../evil" } }, nil, errListing},
-		"absolute":         {func(f *fakeHub) { f.listing = func(l *listing) { l.Siblings[0].Name = "/evil" } }, nil, errListing},
+		"no access":        {func(f *fakeHub) { f.private = true }, func(o *DownloadOptions) { o.Token = "" }, being(ErrNoAccess)},
+		"no such model":    {nil, func(o *DownloadOptions) { o.Model = "org/other" }, being(ErrNoModel)},
+		"no such revision": {nil, func(o *DownloadOptions) { o.Revision = "v9" }, being(ErrNoModel)},
+		"wrong content":    {func(f *fakeHub) { f.spoiled = 99 }, nil, corrupt},
+		"a way out":        {func(f *fakeHub) { f.listing = func(l *listing) { l.Siblings[0].Name = "../../../evil" } }, nil, being(errListing)},
+		"absolute":         {func(f *fakeHub) { f.listing = func(l *listing) { l.Siblings[0].Name = "/evil" } }, nil, being(errListing)},
 		"a blob elsewhere": {func(f *fakeHub) {
 			f.listing = func(l *listing) { l.Siblings[0].LFS, l.Siblings[0].BlobID = nil, "../../evil" }
-		}, nil, errListing},
-		"a commit elsewhere": {func(f *fakeHub) { f.listing = func(l *listing) { l.SHA = "../../../evil" } }, nil, errListing},
-		"no files":           {func(f *fakeHub) { f.listing = func(l *listing) { l.Siblings = nil } }, nil, errListing},
+		}, nil, being(errListing)},
+		"a commit elsewhere": {func(f *fakeHub) { f.listing = func(l *listing) { l.SHA = "../../../evil" } }, nil, being(errListing)},
+		"no files":           {func(f *fakeHub) { f.listing = func(l *listing) { l.Siblings = nil } }, nil, being(errListing)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, dir := newFakeHub(t), t.TempDir()
@@ -277,8 +285,8 @@ func TestDownloadRefuses(t *testing.T) {
 				c.change(&opts)
 			}
 			err := Download(t.Context(), opts)
-			if !errors.Is(err, c.want) {
-				t.Fatalf("got %v, want %v", err, c.want)
+			if err == nil || !c.want(err) {
+				t.Fatalf("got %v", err)
 			}
 			if strings.Contains(err.Error(), "signature") || strings.Contains(err.Error(), "the-token") {
 				t.Errorf("the error holds a secret: %v", err)
@@ -288,6 +296,15 @@ func TestDownloadRefuses(t *testing.T) {
 			}
 		})
 	}
+}
+
+func being(target error) func(error) bool {
+	return func(err error) bool { return errors.Is(err, target) }
+}
+
+func corrupt(err error) bool {
+	var e *download.ChecksumError
+	return errors.As(err, &e)
 }
 
 // A directory of the cache that points elsewhere is not followed.
@@ -302,42 +319,4 @@ func TestDownloadStaysInside(t *testing.T) {
 	if entries, err := os.ReadDir(outside); err != nil || len(entries) > 0 {
 		t.Errorf("written outside: %v, %v", entries, err)
 	}
-}
-
-// The hub's storage is partly below its own domain.
-func TestTokenStaysWithTheHub(t *testing.T) {
-	for address, want := range map[string]bool{
-		"https://hub.example/x":         true,
-		"https://storage.hub.example/x": false,
-		"http://hub.example/x":          false,
-		"https://hub.example:8443/x":    false,
-		"https://other.example/x":       false,
-	} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		// As Go's client does on a redirect below the same domain.
-		req.Header.Set("Authorization", "Bearer copied-by-a-redirect")
-		hub := *req.URL
-		hub.Scheme, hub.Host = "https", "hub.example"
-		next := &recorder{}
-		transport := &hubTransport{hub: &hub, token: "the-token", next: next}
-		resp, err := transport.RoundTrip(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = resp.Body.Close()
-		got := next.authorization
-		if want && got != "Bearer the-token" || !want && got != "" {
-			t.Errorf("%s: Authorization %q", address, got)
-		}
-	}
-}
-
-type recorder struct{ authorization string }
-
-func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
-	r.authorization = req.Header.Get("Authorization")
-	return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"path"
 	"path/filepath"
@@ -454,4 +455,70 @@ func TestImageTag(t *testing.T) {
 			t.Errorf("tag of %s is %s, want %s", in, got, want)
 		}
 	}
+}
+
+// The API server is no pod: policies name its ports and addresses, which differ from
+// cluster to cluster.
+func TestPoliciesNameTheAPIServer(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		servers []string
+		ports   []any
+		from    []any
+	}{
+		{"nobody says", nil, []any{int64(443), int64(6443)}, nil},
+		{"k3s on this node", []string{"10.0.0.5:6443"}, []any{int64(443), int64(6443)}, []any{"10.0.0.5/32"}},
+		{"three of them on another port", []string{"10.0.0.5:8443", "10.0.0.6:8443", "10.0.0.7:8443"},
+			[]any{int64(443), int64(8443)}, []any{"10.0.0.5/32", "10.0.0.6/32", "10.0.0.7/32"}},
+		{"on the Service's port", []string{"172.16.3.4:443"}, []any{int64(443)}, []any{"172.16.3.4/32"}},
+		{"IPv6", []string{"[fd00::5]:6443"}, []any{int64(443), int64(6443)}, []any{"fd00::5/128"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			in := boxInput(t, "a10", "v1.36.4+k3s1")
+			for _, s := range tt.servers {
+				in.APIServers = append(in.APIServers, netip.MustParseAddrPort(s))
+			}
+			policies := map[string]*unstructured.Unstructured{}
+			for _, step := range build(t, in).Steps {
+				for _, o := range step.Objects {
+					if o.GetKind() == "NetworkPolicy" {
+						policies[o.GetName()] = o
+					}
+				}
+			}
+			if policies["vault"] == nil {
+				t.Fatal("there is no policy vault")
+			}
+			if got := listed(policies["vault"], "egress", "ports", "port"); !slices.Equal(got, tt.ports) {
+				t.Errorf("Vault reaches the API server on %v, want %v", got, tt.ports)
+			}
+			if got := listed(policies["vault"], "ingress", "from", "ipBlock", "cidr"); !slices.Equal(got, tt.from) {
+				t.Errorf("Vault is reached from %v, want %v", got, tt.from)
+			}
+			var got []any
+			if o := policies["prometheus-api-server"]; o != nil {
+				got = listed(o, "ingress", "from", "ipBlock", "cidr")
+			}
+			if !slices.Equal(got, tt.from) {
+				t.Errorf("Prometheus is reached from %v, want %v", got, tt.from)
+			}
+		})
+	}
+}
+
+// listed collects a field of the entries of a policy's first rule.
+func listed(policy *unstructured.Unstructured, direction, list string, field ...string) (out []any) {
+	rules, _, _ := unstructured.NestedSlice(policy.Object, "spec", direction)
+	if len(rules) == 0 {
+		return nil
+	}
+	rule, _ := rules[0].(map[string]any)
+	entries, _ := rule[list].([]any)
+	for _, e := range entries {
+		entry, _ := e.(map[string]any)
+		if v, found, _ := unstructured.NestedFieldNoCopy(entry, field...); found {
+			out = append(out, v)
+		}
+	}
+	return out
 }

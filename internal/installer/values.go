@@ -46,7 +46,14 @@ func computeValues(in Input, plan *Plan, step Step) map[string]any {
 		set([]string{"monitors", "enabled"}, monitored)
 	case "vault":
 		set([]string{"monitors", "enabled"}, monitored)
-		vaultPolicy(in.APIServers, set)
+		if ports, from := apiServers(in.APIServers); len(from) > 0 {
+			set([]string{"networkPolicy", "apiServerPorts"}, ports)
+			set([]string{"networkPolicy", "fromCIDRs"}, from)
+		}
+	case "prometheus":
+		if _, from := apiServers(in.APIServers); len(from) > 0 {
+			set([]string{"networkPolicy", "apiServerCIDRs"}, from)
+		}
 	case "external-secrets":
 		set([]string{"monitors", "enabled"}, monitored)
 		set([]string{"externalSecrets", "hfToken", "enabled"}, in.Box.Secrets.HFTokenFile != "")
@@ -58,13 +65,11 @@ func computeValues(in Input, plan *Plan, step Step) map[string]any {
 	return values
 }
 
-// vaultPolicy names the API server in Vault's network policy: there is no pod to select,
-// and neither its port nor its address is the same on every cluster.
-func vaultPolicy(servers []netip.AddrPort, set func([]string, any)) {
-	if len(servers) == 0 {
-		return // the chart's defaults are those of k3s
-	}
-	ports, from := []any{443}, []any{}
+// apiServers are the ports on which pods reach the API server, that of its Service among
+// them, and the addresses it comes from. Policies have to name both: there is no pod to
+// select, and neither is the same on every cluster.
+func apiServers(servers []netip.AddrPort) (ports, from []any) {
+	ports = []any{443}
 	for _, s := range servers {
 		if port := int(s.Port()); !slices.Contains(ports, any(port)) {
 			ports = append(ports, port)
@@ -73,8 +78,7 @@ func vaultPolicy(servers []netip.AddrPort, set func([]string, any)) {
 			from = append(from, cidr)
 		}
 	}
-	set([]string{"networkPolicy", "apiServerPorts"}, ports)
-	set([]string{"networkPolicy", "fromCIDRs"}, from)
+	return ports, from
 }
 
 func vllmValues(in Input, plan *Plan, step Step, monitored bool, set func([]string, any)) {

@@ -80,7 +80,8 @@ type WantBinary struct {
 	// Pinned is the digest of the release's asset for that architecture, where one is
 	// known; it takes the place of the published one.
 	Pinned string
-	// File is a binary of the user's; it wins over all else and says its own version.
+	// File is a binary of the user's, in terms of this process; it wins over all else
+	// and says its own version.
 	File string
 	// Exact refuses a File of another version than Version.
 	Exact bool

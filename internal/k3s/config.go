@@ -147,16 +147,21 @@ func serverEntries(s Settings) ([]entry, error) {
 	return addArguments(out, k.ExtraArgs)
 }
 
-// protects says whether the kubelet would find the kernel as it wants it after any
-// boot (kubernetes/kubernetes pkg/util/sysctl/sysctl.go). What holds only now may be
-// the kubelet's own doing, and protect-kernel-defaults would keep it from starting
-// after the next boot.
-func protects(persistent map[string]string) bool {
-	for key, value := range map[string]string{
+// protectedSettings are the kernel settings that the kubelet wants
+// (kubernetes/kubernetes pkg/util/sysctl/sysctl.go).
+func protectedSettings() map[string]string {
+	return map[string]string{
 		"vm.overcommit_memory": "1", "vm.panic_on_oom": "0", "kernel.panic": "10", "kernel.panic_on_oops": "1",
 		"kernel.keys.root_maxkeys": "1000000", "kernel.keys.root_maxbytes": "25000000",
-	} {
-		if persistent[key] != value {
+	}
+}
+
+// protects says whether the kubelet finds the kernel as it wants it, after any boot.
+// What holds only now may be the kubelet's own doing, and protect-kernel-defaults
+// would keep it from starting after the next boot.
+func protects(lasting map[string]string) bool {
+	for key, value := range protectedSettings() {
+		if lasting[key] != value {
 			return false
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"flag"
+	"io"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -360,6 +361,11 @@ func TestFactsAreRead(t *testing.T) {
 	put(t, m, "/etc/sysctl.d/50-hidden.conf", "# hides the other\nvm/overcommit_memory = 1\n")
 	put(t, m, "/etc/sysctl.d/90-kubelet.conf", "kernel.panic = 10\n-net.ipv4.ip_forward = 1\n; no\n")
 	put(t, m, "/etc/sysctl.conf", "vm.panic_on_oom = 0\n")
+	put(t, m, "/proc/sys/kernel/panic", "10\n")
+	put(t, m, "/proc/sys/vm/panic_on_oom", "0\n")
+	put(t, m, "/proc/sys/vm/overcommit_memory", "1\n")
+	put(t, m, "/etc/sysctl.d/95-not-in-force.conf", "kernel.panic_on_oops = 1\n")
+	put(t, m, "/proc/sys/kernel/panic_on_oops", "0\n")
 	got, err := persistentSysctls(t.Context(), m.files)
 	want := map[string]string{"kernel.panic": "10", "vm.panic_on_oom": "0", "vm.overcommit_memory": "1", "net.ipv4.ip_forward": "1"}
 	if err != nil || len(got) != len(want) {
@@ -375,6 +381,41 @@ func TestFactsAreRead(t *testing.T) {
 	facts, err := ReadFacts(t.Context(), m.files, "/var/lib/rancher/k3s")
 	if err != nil || facts.MemoryBytes != gib || facts.Hostname != "box" || facts.DataBytes <= 0 || facts.KubeletBytes <= 0 {
 		t.Errorf("%+v, %v", facts, err)
+	}
+}
+
+// TestWriteThatFails leaves neither the file nor half of one.
+func TestWriteThatFails(t *testing.T) {
+	m, _, _ := fakeMachine(t)
+	put(t, m, "/etc/x", "old")
+	full := errors.New("no space left on device")
+	for name, try := range map[string]func() error{
+		"while writing": func() error {
+			_, err := m.place(t.Context(), "/etc/x", plainMode, writeDeadline, func(w io.Writer) error {
+				if _, err := w.Write([]byte("half")); err != nil {
+					return err
+				}
+				return full
+			}, nil)
+			return err
+		},
+		"at the check": func() error {
+			_, err := m.place(t.Context(), "/etc/x", plainMode, writeDeadline, func(io.Writer) error { return nil }, func(string) error { return full })
+			return err
+		},
+	} {
+		if err := try(); !errors.Is(err, full) {
+			t.Errorf("%s: %v", name, err)
+		}
+		entries, err := os.ReadDir(m.at("/etc"))
+		if err != nil || len(entries) != 1 || get(t, m, "/etc/x") != "old" {
+			t.Errorf("%s: %v, %v", name, entries, err)
+		}
+	}
+	// A link where the temporary file goes is not followed.
+	link(t, m, "/etc/"+temporaryOf("y"), "/etc/x")
+	if err := m.write(t.Context(), "/etc/y", plainMode, []byte("new")); err == nil || get(t, m, "/etc/x") != "old" {
+		t.Errorf("%v, %q", err, get(t, m, "/etc/x"))
 	}
 }
 

@@ -158,7 +158,7 @@ func (m *Machine) inputs(ctx context.Context, r *Record, svc Service) (Inputs, c
 
 // ServiceSpecOf is the service of a k3s that llmbox installed.
 func ServiceSpecOf(r *Record) ServiceSpec {
-	return ServiceSpec{Role: cmp.Or(r.Role, Server), Binary: r.Binary.Path}
+	return ServiceSpec{Role: cmp.Or(r.Role, Server), Binary: r.Binary.Path, Hook: r.Hook}
 }
 
 func environmentOf(r *Record, svc Service) string {
@@ -278,9 +278,18 @@ func (m *Machine) begin(ctx context.Context, r *Record, s Settings, init Init) e
 	return m.save(ctx, r)
 }
 
+// sharedDirs are directories of k3s that somebody else can have made before. What was
+// in them then stays, what came later goes.
+func sharedDirs(dataDir string) []string {
+	return []string{
+		"/etc/rancher", ConfigDir, DropInDir, "/etc/rancher/node", path.Dir(dataDir), dataDir, kubeletDir, "/var/lib/cni", "/var/log/pods", "/var/log/containers",
+		runDir, "/run/flannel",
+	}
+}
+
 // lookBefore writes down what is there before llmbox, so that uninstalling leaves it.
 func (m *Machine) lookBefore(ctx context.Context, r *Record, dataDir string) error {
-	for _, dir := range []string{"/etc/rancher", ConfigDir, DropInDir, path.Dir(dataDir), dataDir, kubeletDir, "/var/lib/cni", "/var/log/pods", "/var/log/containers", "/etc/cni", "/opt/cni", "/etc/rancher/node", runDir, "/run/flannel"} {
+	for _, dir := range sharedDirs(dataDir) {
 		names, err := m.files.List(ctx, dir)
 		if err != nil {
 			if absent(err) {
@@ -289,8 +298,8 @@ func (m *Machine) lookBefore(ctx context.Context, r *Record, dataDir string) err
 			return fmt.Errorf("looking at what is there: %w", err)
 		}
 		r.Before = append(r.Before, dir)
-		// The parents are listed in their own right.
-		if dir == "/etc/rancher" || dir == path.Dir(dataDir) {
+		if dir == path.Dir(dataDir) {
+			// That can be any directory; nothing in it is looked for but the one of k3s.
 			continue
 		}
 		for _, name := range names {
@@ -304,11 +313,18 @@ func (m *Machine) lookBefore(ctx context.Context, r *Record, dataDir string) err
 
 func (m *Machine) ensureService(ctx context.Context, r *Record, s Settings, want Want, out Outcome, report Report) (Outcome, error) {
 	report.say(PhaseService, "setting up the service")
+	var hook []string
+	if s.Box.Network.NodeIP == "" {
+		hook = want.Hook
+	}
+	if !slices.Equal(r.Hook, hook) {
+		r.Hook = hook
+		if err := m.save(ctx, r); err != nil {
+			return out, err
+		}
+	}
 	spec := ServiceSpecOf(r)
 	spec.Mounts, spec.Log = []string{r.DataDir, m.options.State}, m.logFile()
-	if s.Box.Network.NodeIP == "" {
-		spec.Hook = want.Hook
-	}
 	svc, err := m.Service(want.Init, spec, ServiceOptions{Supervisor: want.Supervisor})
 	if err != nil {
 		return out, err

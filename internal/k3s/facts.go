@@ -29,7 +29,7 @@ type Facts struct {
 	DataBytes, KubeletBytes int64
 	// Addresses are those of the machine's own interfaces.
 	Addresses []Address
-	// Sysctls are the kernel settings that hold after every boot.
+	// Sysctls are the kernel settings that hold now and after every boot.
 	Sysctls map[string]string
 	// SELinux says that it enforces and that the policy of k3s is installed.
 	SELinux bool
@@ -103,7 +103,7 @@ func sizeOf(ctx context.Context, files *host.Host, name string) (int64, error) {
 	for {
 		fs, err := files.Statfs(ctx, name)
 		if err == nil {
-			return int64(min(fs.TotalBytes, 1<<62)), nil
+			return int64(min(fs.TotalBytes, 1<<62)), nil // #nosec G115 -- bounded
 		}
 		if !absent(err) || name == "/" {
 			return 0, fmt.Errorf("measuring the disk: %w", err)
@@ -231,6 +231,13 @@ func persistentSysctls(ctx context.Context, files *host.Host) (map[string]string
 			return nil, fmt.Errorf("reading kernel settings: %w", err)
 		}
 		parseSysctls(string(data), out)
+	}
+	for key := range protectedSettings() {
+		now, err := files.ReadFile(ctx, "/proc/sys/"+strings.ReplaceAll(key, ".", "/"), 0)
+		if err != nil || strings.TrimSpace(string(now)) != out[key] {
+			// Written down and not in force yet.
+			delete(out, key)
+		}
 	}
 	return out, nil
 }

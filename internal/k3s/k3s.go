@@ -82,6 +82,8 @@ var (
 	ErrNoSource = errors.New("no k3s binary to be had")
 	// ErrVersion means that two versions don't go together.
 	ErrVersion = errors.New("version not possible here")
+	// ErrLeft means that something of k3s could not be removed.
+	ErrLeft = errors.New("could not be removed")
 	// ErrMounted means that something is still mounted where files were to be removed.
 	ErrMounted = errors.New("still mounted")
 	// ErrSetting means that a setting can't be written for k3s.

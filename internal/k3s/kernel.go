@@ -254,6 +254,7 @@ func (m *Machine) startTime(ctx context.Context, start uint64) (time.Time, bool)
 			if err != nil {
 				return time.Time{}, false
 			}
+			// #nosec G115 -- less than a second, and seconds since a boot
 			since := time.Duration(start/ticks)*time.Second + time.Duration(start%ticks)*time.Second/ticks
 			return time.Unix(boot, 0).Add(since), true
 		}

@@ -102,7 +102,7 @@ func shown(text string) string {
 	text = userInfo.ReplaceAllString(text, "${1}(password)@")
 	text = strings.Join(strings.Fields(strings.ToValidUTF8(text, "?")), " ")
 	if len(text) > messageLimit {
-		text = strings.ToValidUTF8(text[:messageLimit], "") + "…"
+		text = strings.TrimSpace(strings.ToValidUTF8(text[:messageLimit], "")) + "…"
 	}
 	return text
 }

@@ -39,20 +39,20 @@ func (b belongs) k3sItself(p Process) bool {
 	if len(title) == 0 {
 		return false
 	}
-	name := path.Base(title[0])
-	program := slices.Contains([]string{binaryName, "k3s-server", "k3s-agent", "containerd", "runc"}, name) || strings.HasPrefix(name, "containerd-shim")
-	if !program {
-		return false
-	}
-	if b.binary != "" && (p.Exe == b.binary || title[0] == b.binary) {
+	name, words := path.Base(title[0]), slices.Concat(title[1:], p.Argv[1:])
+	serves := len(words) > 0 && (words[0] == string(Server) || words[0] == string(Agent))
+	shipped := path.Join(b.dataDir, "data")
+	switch {
+	case name == binaryName && (p.Exe == b.binary && b.binary != "" || title[0] == b.binary || within(p.Exe, shipped)):
 		// Somebody's `k3s kubectl logs -f` ends by itself when the server does.
-		rest := slices.Concat(title[1:], p.Argv[1:])
-		return len(rest) > 0 && (rest[0] == string(Server) || rest[0] == string(Agent))
+		return serves
+	case within(p.Exe, shipped) || within(title[0], shipped):
+		// What k3s unpacked serves it, but for the tools that people call.
+		return !slices.Contains([]string{binaryName, "kubectl", "crictl", "ctr"}, name)
+	case slices.Contains([]string{binaryName, "k3s-server", "k3s-agent", "containerd", "runc"}, name) || strings.HasPrefix(name, "containerd-shim"):
+		return slices.ContainsFunc(p.Argv[1:], b.mentions)
 	}
-	if within(p.Exe, path.Join(b.dataDir, "data")) || within(title[0], path.Join(b.dataDir, "data")) {
-		return name != binaryName || slices.ContainsFunc(slices.Concat(title[1:], p.Argv[1:]), func(a string) bool { return a == string(Server) || a == string(Agent) })
-	}
-	return slices.ContainsFunc(p.Argv[1:], b.mentions)
+	return false
 }
 
 // inPods says whether a process is in the control group of a pod.
@@ -68,8 +68,8 @@ func inPods(p Process) bool {
 }
 
 // ownProcesses picks what has to end with this k3s: itself, its containerd, the
-// shims, and everything that these started. spared are processes that must not be
-// among them; where one is, nothing may be ended from here.
+// shims, and everything that these started. Where self is among them, inside is set
+// and nothing may be ended from here.
 func ownProcesses(all []Process, b belongs, self int) (own []Process, inside bool) {
 	children := map[int][]Process{}
 	byPID := map[int]Process{}

@@ -34,6 +34,8 @@ type Record struct {
 	DataDir  string `json:"dataDir,omitempty"`
 	NodeName string `json:"nodeName,omitempty"`
 	Init     Init   `json:"init,omitempty"`
+	// Hook is run before each start.
+	Hook []string `json:"hook,omitempty"`
 	// Files are those that llmbox wrote, with the hash of what it wrote.
 	Files map[string]string `json:"files,omitempty"`
 	// Before are paths that were there before llmbox and stay when it goes.

@@ -120,10 +120,16 @@ func sharedCNI(name string) bool {
 	return strings.HasPrefix(name, "CNI-HOSTPORT-") || strings.HasPrefix(name, "CNI-ISOLATION-") || name == "CNI-ADMIN" || name == "CNI-FORWARD"
 }
 
-// ownChains picks the chains to remove from a table. Podman and nerdctl make chains of
-// the same kind for networks of their own.
-func (o ruleOwner) ownChains(t ruleTable) []string {
-	foreign := slices.ContainsFunc(t.rules, func(r rule) bool { return r.network != "" && !slices.Contains(o.networks, r.network) })
+// beside says whether podman or nerdctl have networks of their own here. Then the
+// chains that all networks share stay, in every table.
+func (o ruleOwner) beside(tables []ruleTable) bool {
+	return slices.ContainsFunc(tables, func(t ruleTable) bool {
+		return slices.ContainsFunc(t.rules, func(r rule) bool { return r.network != "" && !slices.Contains(o.networks, r.network) })
+	})
+}
+
+// ownChains picks the chains to remove from a table.
+func (o ruleOwner) ownChains(t ruleTable, foreign bool) []string {
 	ofNetwork := map[string]string{}
 	for _, r := range t.rules {
 		if r.network != "" && strings.HasPrefix(r.target, "CNI-") {
@@ -162,8 +168,9 @@ type removal struct {
 // removals says what goes, table by table; tables with nothing of ours are not named.
 func (o ruleOwner) removals(tables []ruleTable) []removal {
 	var out []removal
+	foreign := o.beside(tables)
 	for _, t := range tables {
-		own := o.ownChains(t)
+		own := o.ownChains(t, foreign)
 		r := removal{table: t.name, chains: own}
 		for _, rule := range t.rules {
 			if slices.Contains(own, rule.chain) {

@@ -102,6 +102,19 @@ func Supervise(ctx context.Context, m *Machine, o SuperviseOptions) error {
 	return s.run(ctx)
 }
 
+// SuperviseInstalled supervises the k3s that the record speaks of. It is what the
+// command line of Want.Supervisor has to end up in.
+func SuperviseInstalled(ctx context.Context, m *Machine) error {
+	r, err := m.Record(ctx)
+	if err != nil {
+		return err
+	}
+	if r.Adopted || r.Binary.Path == "" {
+		return fmt.Errorf("supervising k3s: none is installed here: %w", ErrNoSource)
+	}
+	return Supervise(ctx, m, SuperviseOptions{Spec: ServiceSpecOf(r)})
+}
+
 type supervisor struct {
 	machine *Machine
 	o       SuperviseOptions
@@ -445,17 +458,24 @@ func (s *supervisedService) Restart(ctx context.Context) error {
 	return s.Start(ctx)
 }
 
-// Stop ends the supervisor, which ends k3s; where it is gone, k3s itself.
+// Stop ends the supervisor, which ends k3s; where it is gone, k3s itself. What does
+// not end when asked is ended.
 func (s *supervisedService) Stop(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, stopDeadline)
+	patient, cancel := context.WithTimeout(ctx, stopDeadline)
 	defer cancel()
+	err := s.end(patient, syscall.SIGTERM)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	return s.end(ctx, syscall.SIGKILL)
+}
+
+// end sends a signal to the supervisor and, once that is gone, to what it left.
+func (s *supervisedService) end(ctx context.Context, signal syscall.Signal) error {
 	for {
 		state, err := s.machine.supervision(ctx, s.spec)
-		if err != nil {
+		if err != nil || state == nil {
 			return err
-		}
-		if state == nil {
-			return nil
 		}
 		target := state.Supervisor
 		if !alive(target) {
@@ -463,7 +483,7 @@ func (s *supervisedService) Stop(ctx context.Context) error {
 				return nil
 			}
 		}
-		if err := s.machine.kernel.Kill(ctx, Process{PID: target.PID, Start: target.Start}, syscall.SIGTERM); err != nil {
+		if err := s.machine.kernel.Kill(ctx, Process{PID: target.PID, Start: target.Start}, signal); err != nil {
 			return err
 		}
 		if err := gone(ctx, target); err != nil {

@@ -144,13 +144,11 @@ func parseJournal(data []byte) []Line {
 		}
 		var text string
 		if json.Unmarshal(e.Message, &text) != nil {
-			var bytes []byte
-			var numbers []uint8
-			if json.Unmarshal(e.Message, (*byteList)(&numbers)) != nil {
+			var list byteList
+			if json.Unmarshal(e.Message, &list) != nil {
 				continue
 			}
-			bytes = append(bytes, numbers...)
-			text = strings.ToValidUTF8(string(bytes), "?")
+			text = strings.ToValidUTF8(string(list), "?")
 		}
 		line := Line{PID: max(number(e.PID), 0), Text: text, Manager: e.Who == "systemd"}
 		if micro, err := strconv.ParseInt(e.Time, 10, 64); err == nil {
@@ -162,7 +160,7 @@ func parseJournal(data []byte) []Line {
 }
 
 // byteList reads a list of numbers, which encoding/json would want as base64.
-type byteList []uint8
+type byteList []byte
 
 // UnmarshalJSON implements json.Unmarshaler.
 func (b *byteList) UnmarshalJSON(data []byte) error {
@@ -171,7 +169,7 @@ func (b *byteList) UnmarshalJSON(data []byte) error {
 		return err
 	}
 	for _, n := range numbers {
-		*b = append(*b, uint8(n&0xff)) // #nosec G115 -- a byte
+		*b = append(*b, byte(n&0xff)) // #nosec G115 -- a byte
 	}
 	return nil
 }

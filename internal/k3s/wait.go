@@ -176,7 +176,7 @@ type Prober interface {
 // Wait waits until k3s is ready, or until that is hopeless, or until the context
 // ends. Lines of the log from before since are not looked at.
 func (m *Machine) Wait(ctx context.Context, svc Service, w WaitFor, since time.Time, prober Prober, report Report) error {
-	last, quiet := ReadyVerdict{}, 0
+	var last ReadyVerdict
 	var failure *Failure
 	for {
 		v, err := m.view(ctx, svc, w, since, prober)
@@ -193,9 +193,8 @@ func (m *Machine) Wait(ctx context.Context, svc Service, w WaitFor, since time.T
 			if verdict != last {
 				report.say(PhaseReady, "waiting for "+verdict.Waiting)
 			}
-			last, quiet = verdict, 0
+			last = verdict
 		} else {
-			quiet++
 			last.Waiting = cmp.Or(last.Waiting, err.Error())
 		}
 		select {

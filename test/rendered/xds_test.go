@@ -365,9 +365,6 @@ func conditions(v any, object string, seen map[string]bool, complaints *[]string
 	}
 }
 
-// operator is one of Envoy's log operators.
-var operator = regexp.MustCompile(`%([A-Z_]+)(?:\(([^)]*)\))?(?::[0-9]+)?%`)
-
 // judge lists what of the configuration is not as wanted.
 func (e envoy) judge(w wanted) []string {
 	var found []string
@@ -402,9 +399,9 @@ func (e envoy) judge(w wanted) []string {
 	case w.tls != "" && chain.TransportSocket == nil:
 		say("the listener speaks plain HTTP")
 	case w.tls != "":
-		context := chain.TransportSocket.TypedConfig.CommonTLSContext
-		differ("the oldest TLS version", context.TLSParams.Minimum, w.tls)
-		differ("number of certificates", len(context.Certificates), 1)
+		tls := chain.TransportSocket.TypedConfig.CommonTLSContext
+		differ("the oldest TLS version", tls.TLSParams.Minimum, w.tls)
+		differ("number of certificates", len(tls.Certificates), 1)
 	}
 	differ("limit of connections", parts["connection_limit"].MaxConnections, "2048")
 
@@ -464,6 +461,8 @@ func (e envoy) judgeLog(w wanted, logs []accessLog, say func(string, ...any)) {
 	if len(logs) < 2 {
 		say("%d access logs, want the listener's and the connection manager's", len(logs))
 	}
+	// One of Envoy's operators, with its argument.
+	operator := regexp.MustCompile(`%([A-Z_]+)(?:\(([^)]*)\))?(?::[0-9]+)?%`)
 	client := "%REQ(" + strings.ToUpper(w.clientHeader) + ")%"
 	// What may be in a line: nothing of a body, no query string, no header that can carry a key.
 	allowed := []string{

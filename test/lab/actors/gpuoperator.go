@@ -208,8 +208,9 @@ func (g *gpuOperator) offer(ctx context.Context, r *role, policy, node *unstruct
 	return errors.Join(errs...)
 }
 
-// runtimeClass is made, or taken over: the operator puts an ownerReference on
-// one it finds, so that it goes away with the ClusterPolicy.
+// runtimeClass is made, or taken over: the operator writes one it finds anew, with an
+// ownerReference, so that it goes away with the ClusterPolicy, and with its own label
+// instead of all labels and annotations that were there.
 func (g *gpuOperator) runtimeClass(ctx context.Context, r *role, policy *unstructured.Unstructured) error {
 	name := first(str(policy.Object, "spec", "operator", "runtimeClass"), "nvidia")
 	if live := g.get(runtimeClasses, "", name); live != nil {
@@ -217,12 +218,14 @@ func (g *gpuOperator) runtimeClass(ctx context.Context, r *role, policy *unstruc
 			return nil
 		}
 		return r.update(ctx, runtimeClasses, live, func(m map[string]any) {
-			sub(m, "metadata")["ownerReferences"] = owner(policy)
+			meta := sub(m, "metadata")
+			meta["ownerReferences"], meta["labels"] = owner(policy), map[string]any{"app.kubernetes.io/component": "gpu-operator"}
+			delete(meta, "annotations")
 		})
 	}
 	return r.ensure(ctx, runtimeClasses, map[string]any{
 		"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": "nvidia",
-		"metadata": map[string]any{"name": name, "ownerReferences": owner(policy)},
+		"metadata": map[string]any{"name": name, "ownerReferences": owner(policy), "labels": map[string]any{"app.kubernetes.io/component": "gpu-operator"}},
 	})
 }
 

@@ -75,7 +75,7 @@ func TestWholeBox(t *testing.T) {
 			t.Fatalf("%v: run `make lab-node-full` first", err)
 		}
 	}
-	lab := startLab(t, bin, "--gpus", "3")
+	lab := startOrTake(t, bin)
 	b := &wholeBox{lab: lab, clients: lab.client(t), bin: bin, ctx: t.Context()}
 	config, err := clientcmd.BuildConfigFromFlags("", lab.Kubeconfig)
 	must(t, err)
@@ -93,6 +93,7 @@ func TestWholeBox(t *testing.T) {
 	t.Run("a rotated key arrives", b.keys)
 	t.Run("the scaler takes the model server from one to three and back", b.scaling)
 	t.Run("every query of the dashboards returns data", b.dashboards)
+	t.Run("requests cover what the parts work with", b.footprint)
 	t.Run("Vault keeps its data over a restart", b.vault)
 	t.Run("any operator's pod may be lost", b.restarts)
 	t.Run("a second install changes nothing", func(t *testing.T) {
@@ -113,6 +114,22 @@ func TestWholeBox(t *testing.T) {
 	lab.stop(t)
 }
 
+// startOrTake starts a lab, or takes one that is up already, so that a failing part can be
+// tried again without the wait: LLMBOX_E2E_LAB names the file with the line that
+// `llmbox-lab start --detach` printed.
+func startOrTake(t *testing.T, bin string) *lab {
+	t.Helper()
+	path := os.Getenv("LLMBOX_E2E_LAB")
+	if path == "" {
+		return startLab(t, bin, "--gpus", "3")
+	}
+	raw, err := os.ReadFile(path)
+	must(t, err)
+	l := &lab{}
+	must(t, json.Unmarshal(raw, &l.Ready))
+	return l
+}
+
 // llmbox runs the product in the node's network, as a person on the box would.
 func (b *wholeBox) llmbox(t *testing.T, within time.Duration, args ...string) string {
 	t.Helper()
@@ -120,8 +137,8 @@ func (b *wholeBox) llmbox(t *testing.T, within time.Duration, args ...string) st
 		slices.Concat([]string{"exec", "--dir", b.Dir, "--", filepath.Join(b.bin, "llmbox")}, args, b.flags)...)
 }
 
-// eventually asks until it is so, or the time is up.
-func eventually(t *testing.T, within time.Duration, what string, so func() error) {
+// becomes asks until it is so, or the time is up.
+func becomes(t *testing.T, within time.Duration, what string, so func() error) {
 	t.Helper()
 	deadline := time.Now().Add(within)
 	for {
@@ -250,10 +267,16 @@ func (b *wholeBox) scratch(t *testing.T, name string) {
 }
 
 func pod(namespace, name string, change func(*corev1.Pod)) *corev1.Pod {
+	// As the model's namespace asks: what is refused there is refused by the policy alone.
+	yes, no := true, false
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{
 			Name: "c", Image: "docker.io/vllm/vllm-openai:v0.32.0",
+			SecurityContext: &corev1.SecurityContext{
+				RunAsNonRoot: &yes, AllowPrivilegeEscalation: &no, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+			},
 			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
 				corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("16Mi")}},
 		}}},
@@ -396,7 +419,7 @@ func (b *wholeBox) scaling(t *testing.T) {
 		})
 	}
 	began := time.Now()
-	eventually(t, 6*time.Minute, "three replicas", func() error {
+	becomes(t, 6*time.Minute, "three replicas", func() error {
 		if want, ready := replicas(); want != 3 || ready != 3 {
 			return fmt.Errorf("%d wanted, %d ready", want, ready)
 		}
@@ -406,7 +429,7 @@ func (b *wholeBox) scaling(t *testing.T) {
 	cancel()
 	clients.Wait()
 	began = time.Now()
-	eventually(t, 6*time.Minute, "one replica again", func() error {
+	becomes(t, 6*time.Minute, "one replica again", func() error {
 		if want, ready := replicas(); want != 1 || ready != 1 {
 			return fmt.Errorf("%d wanted, %d ready", want, ready)
 		}
@@ -422,8 +445,8 @@ func (b *wholeBox) scaling(t *testing.T) {
 // vault loses its pod; the unsealer opens the new one.
 func (b *wholeBox) vault(t *testing.T) {
 	before := b.llmbox(t, time.Minute, "keys", "list", "--output", "json")
-	b.losePods(t, "vault", "")
-	eventually(t, 4*time.Minute, "the keys in Vault", func() error { return b.allReady(t.Context(), "vault") })
+	were := b.losePods(t, "vault")
+	becomes(t, 4*time.Minute, "the keys in Vault", func() error { return b.allReady(t.Context(), "vault", were) })
 	after := b.llmbox(t, time.Minute, "keys", "list", "--output", "json")
 	if list(before) != list(after) || !strings.Contains(after, `"vault"`) {
 		t.Errorf("before: %s\nafter: %s", before, after)
@@ -436,9 +459,10 @@ func list(out string) string {
 	return rest
 }
 
-func (b *wholeBox) losePods(t *testing.T, namespace, selector string) {
+// losePods takes all pods of a namespace away at once and says how many there were.
+func (b *wholeBox) losePods(t *testing.T, namespace string) int {
 	t.Helper()
-	pods, err := b.core.Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: selector})
+	pods, err := b.core.Pods(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "status.phase=Running"})
 	must(t, err)
 	if len(pods.Items) == 0 {
 		t.Fatalf("namespace %s has no pod", namespace)
@@ -449,18 +473,21 @@ func (b *wholeBox) losePods(t *testing.T, namespace, selector string) {
 			must(t, err)
 		}
 	}
+	return len(pods.Items)
 }
 
-// allReady says what of a namespace is not ready.
-func (b *wholeBox) allReady(ctx context.Context, namespace string) error {
+// allReady says what of a namespace is not ready, or that there are fewer pods than there were.
+func (b *wholeBox) allReady(ctx context.Context, namespace string, were int) error {
 	pods, err := b.core.Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
+	running := 0
 	for _, p := range pods.Items {
 		if p.Status.Phase == corev1.PodSucceeded {
 			continue
 		}
+		running++
 		ready := slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 		})
@@ -468,8 +495,8 @@ func (b *wholeBox) allReady(ctx context.Context, namespace string) error {
 			return fmt.Errorf("pod %s/%s is not ready (%s)", p.Namespace, p.Name, p.Status.Phase)
 		}
 	}
-	if len(pods.Items) == 0 {
-		return fmt.Errorf("namespace %s has no pod", namespace)
+	if running < were {
+		return fmt.Errorf("namespace %s has %d of %d pods", namespace, running, were)
 	}
 	return nil
 }
@@ -479,9 +506,9 @@ func (b *wholeBox) restarts(t *testing.T) {
 	for _, namespace := range []string{"kyverno", "keda", "monitoring", "external-secrets", "envoy-gateway-system", "vault", "llm", "kube-system"} {
 		t.Run(namespace, func(t *testing.T) {
 			began := time.Now()
-			b.losePods(t, namespace, "")
-			eventually(t, 4*time.Minute, "the pods of "+namespace, func() error { return b.allReady(t.Context(), namespace) })
-			eventually(t, 2*time.Minute, "a token", func() error { return b.serves(t.Context()) })
+			were := b.losePods(t, namespace)
+			becomes(t, 4*time.Minute, "the pods of "+namespace, func() error { return b.allReady(t.Context(), namespace, were) })
+			becomes(t, 2*time.Minute, "a token", func() error { return b.serves(t.Context()) })
 			t.Logf("back after %s", time.Since(began).Round(time.Second))
 		})
 	}

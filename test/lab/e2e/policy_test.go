@@ -135,7 +135,6 @@ func (p policies) modelServer() {
 	all(reached, "default/stranger", "default/labelled")
 	p.remove("llm", "control")
 	all(refused, "default/stranger", "default/labelled")
-	p.expect(check{reached, "kubelet's readiness probe", func() (outcome, string) { return readyPod(modelPod(p.t, p.clients)) }})
 }
 
 // gateway asks as a client of the box does.
@@ -159,21 +158,27 @@ func (p policies) gateway() {
 		}
 		defer func() { _ = resp.Body.Close() }()
 		raw, err := io.ReadAll(resp.Body)
-		switch {
-		case err == nil && resp.StatusCode == http.StatusOK:
-			return reached, string(raw)
-		case resp.StatusCode == http.StatusServiceUnavailable || resp.StatusCode == http.StatusBadGateway || resp.StatusCode == http.StatusGatewayTimeout:
-			return refused, resp.Status // by the model server's policy, as the proxy sees it
-		default:
+		if err != nil || resp.StatusCode != http.StatusOK {
 			return broken, resp.Status + " " + string(raw)
 		}
+		return reached, string(raw)
 	}
 	p.expect(check{reached, "a chat through the gateway", ask})
-	// Without the policy that names the proxies the same chat fails.
-	p.without("model-server", func() {
-		p.expect(check{refused, "a chat through the gateway without the chart's policy", ask})
-	})
-	p.expect(check{reached, "a chat through the gateway with it again", ask})
+
+	// The proxy keeps its connections, and what is open stays open: a new one is looked at.
+	proxies, err := p.core.Pods("envoy-gateway-system").List(p.t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=proxy"})
+	must(p.t, err)
+	if len(proxies.Items) != 1 {
+		p.t.Fatalf("there are %d proxies", len(proxies.Items))
+	}
+	const proxy = "envoy-gateway-system/proxy"
+	p.pods[proxy] = proxies.Items[0]
+	p.findContainers()
+	fromProxy := p.health(proxy, p.pods[modelServer].Status.PodIP)
+	p.expect(check{reached, "the proxy", fromProxy})
+	p.without("model-server", func() { p.expect(check{refused, "the proxy without the chart's policy", fromProxy}) })
+	p.expect(check{reached, "the proxy with it again", fromProxy}, check{reached, "a chat through the gateway at last", ask})
+	delete(p.pods, proxy)
 }
 
 // wayOut looks at what the pod that holds prompts can reach itself.
@@ -305,17 +310,17 @@ func (p policies) namespaces() {
 	}
 	p.expect(closed...)
 	// A closed namespace is open for the node: kubelet's probes.
-	for key := range p.pods {
-		ns, name, _ := strings.Cut(key, "/")
-		if key == modelServer {
-			continue
-		}
-		pod, err := p.core.Pods(ns).Get(p.t.Context(), name, metav1.GetOptions{})
-		must(p.t, err)
-		if got, said := readyPod(*pod); got != reached {
-			p.t.Errorf("kubelet's probe of %s: %s", key, said)
-		}
+	var probes []check
+	for key, pod := range p.pods {
+		probes = append(probes, check{reached, "kubelet's probe of " + key, func() (outcome, string) {
+			now, err := p.core.Pods(pod.Namespace).Get(p.t.Context(), pod.Name, metav1.GetOptions{})
+			if err != nil {
+				return broken, err.Error()
+			}
+			return readyPod(*now)
+		}})
 	}
+	p.expect(probes...)
 }
 
 // outcome of a request.
@@ -399,7 +404,7 @@ func (p policies) startPods(probes ...probe) {
 					},
 					ReadinessProbe: &corev1.Probe{
 						ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(closedPort)}},
-						PeriodSeconds: 2, TimeoutSeconds: 2,
+						PeriodSeconds: 3, TimeoutSeconds: 10,
 					},
 				}},
 			},
@@ -423,6 +428,12 @@ func (p policies) startPods(probes ...probe) {
 		}
 	}
 	p.pods[modelServer] = modelPod(p.t, p.clients)
+	p.findContainers()
+}
+
+// findContainers asks containerd for the processes of the pods.
+func (p policies) findContainers() {
+	p.t.Helper()
 	tasks, err := p.onNode(nil, "ctr", "--namespace", "k8s.io", "tasks", "list")
 	must(p.t, err)
 	for key, pod := range p.pods {
@@ -445,7 +456,7 @@ func readyPod(pod corev1.Pod) (outcome, string) {
 }
 
 // enter is a call of busybox in the network of a pod. A probe has busybox itself, and
-// sees its own names; the model server has none and borrows the node's.
+// sees its own names; the box's own pods have none and borrow the node's.
 func (p policies) enter(key string, command ...string) []string {
 	p.t.Helper()
 	pid, ok := p.pids[key]
@@ -453,7 +464,7 @@ func (p policies) enter(key string, command ...string) []string {
 		p.t.Fatalf("there is no pod %s", key)
 	}
 	into := []string{"nsenter", "--target", pid, "--net"}
-	if key != modelServer {
+	if p.pods[key].Spec.Containers[0].Image == probeImage {
 		into = append(into, "--mount")
 	}
 	return slices.Concat(into, []string{"--", "/bin/busybox"}, command)

@@ -56,7 +56,7 @@ configs:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := slices.Sorted(maps.Keys(files)); !slices.Equal(got, []string{"_default", "docker.io", "private.example.com"}) {
+	if got := slices.Sorted(maps.Keys(files)); !slices.Equal(got, []string{"_default", "docker.io", "mirror.example.com", "private.example.com"}) {
 		t.Errorf("files for %v", got)
 	}
 	for host, want := range map[string][]string{

@@ -94,8 +94,14 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err := portsFree(ctx, s.config.BindPort); err != nil {
 		return err
 	}
+	// By its real name: who looks for containers that a former version started finds that
+	// version's programs.
+	bin, err := filepath.EvalSymlinks(s.bin())
+	if err != nil {
+		return fmt.Errorf("looking for the programs of k3s: %w", err)
+	}
 	s.daemons = daemons{group: process.NewGroup(), out: o.Output,
-		path: s.bin() + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+		path: bin + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	defer func() {
 		stopped := s.group.Stop(15 * time.Second)
 		if ctx.Err() != nil {
@@ -190,6 +196,10 @@ func (s *server) start(ctx context.Context) error {
 		return err
 	}
 	s.log.info("Kube API server is now running")
+	// Not before: they give up on an API server that takes its time.
+	if err := s.plane.StartControllers(); err != nil {
+		return err
+	}
 	if err := s.nodePassword(ctx); err != nil {
 		return err
 	}
@@ -293,9 +303,6 @@ func (s *server) startPlane(ctx context.Context) error {
 		return err
 	}
 	if err := s.plane.StartServers(ctx); err != nil {
-		return err
-	}
-	if err := s.plane.StartControllers(); err != nil {
 		return err
 	}
 	if s.admin, err = s.plane.Config("k3s"); err != nil {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -97,6 +98,27 @@ func removeCgroups(name string) error {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
+}
+
+// weigh lets a cgroup count for as much as so many processes when CPUs are short. A
+// whole machine would otherwise get what one process gets.
+func weigh(name string, processes int) error {
+	dirs, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		for file, most := range map[string]int{"cpu.shares": 1024 * processes, "cpu.weight": min(10000, 100*processes)} {
+			path := filepath.Join(dir, name, file)
+			if _, err := os.Stat(path); err != nil {
+				continue // another controller's, or another version's
+			}
+			if err := os.WriteFile(path, []byte(strconv.Itoa(most)), 0o644); err != nil { // #nosec G306 -- a cgroup
+				return fmt.Errorf("weighing a cgroup: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 // enterCgroups moves this process into a cgroup of every hierarchy.

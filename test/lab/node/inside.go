@@ -158,9 +158,6 @@ func (c config) run(ctx, starting context.Context, ready func(Ready) error) (up 
 	if err := plane.StartServers(starting); err != nil {
 		return false, err
 	}
-	if err := plane.StartControllers(); err != nil {
-		return false, err
-	}
 	if err := c.until(starting, group, "containerd's socket", func(context.Context) error {
 		_, err := os.Stat(containerdSocket)
 		return err
@@ -180,6 +177,10 @@ func (c config) run(ctx, starting context.Context, ready func(Ready) error) (up 
 		return false, err
 	}
 	if err := plane.UntilReady(starting); err != nil {
+		return false, err
+	}
+	// The controllers give up on an API server that isn't ready ten seconds after them.
+	if err := plane.StartControllers(); err != nil {
 		return false, err
 	}
 	objects, err := clusterObjects()

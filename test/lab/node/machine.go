@@ -96,6 +96,9 @@ func (c config) runMachines(ctx, starting context.Context, ready func(Ready) err
 	if err := c.separate(hostProc); err != nil {
 		return false, err
 	}
+	if err := weigh(c.Cgroup, 64*c.Machines); err != nil {
+		return false, err
+	}
 	if err := aroundNetwork(starting); err != nil {
 		return false, err
 	}

@@ -53,7 +53,7 @@ func main() {
 	log.Printf("proxy-standin, a stand-in for Envoy: configuration for %s from %s", *cluster, server)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	p := newProxy()
+	p := newProxy(*certs)
 	for address, handler := range map[string]http.Handler{adminAddress: p.admin(), statsAddress: p.stats(), readyAddress: p.readiness()} {
 		go func() {
 			s := &http.Server{Addr: address, Handler: handler, ReadHeaderTimeout: 10 * time.Second}

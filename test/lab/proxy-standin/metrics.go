@@ -1,7 +1,11 @@
 package main
 
 import (
+	"crypto/tls"
+	"math"
 	"net/http"
+	"path/filepath"
+	"runtime"
 	"strconv"
 	"time"
 
@@ -35,7 +39,16 @@ const (
 	classLabel   = "envoy_response_code_class"
 )
 
-func newMetrics() *metrics {
+// daysLeft looks at the client certificate. Without one it says what Envoy says.
+func daysLeft(certs string) float64 {
+	pair, err := tls.LoadX509KeyPair(filepath.Join(certs, "tls.crt"), filepath.Join(certs, "tls.key"))
+	if err != nil {
+		return math.MaxUint32
+	}
+	return math.Floor(time.Until(pair.Leaf.NotAfter).Hours() / 24)
+}
+
+func newMetrics(certs string) *metrics {
 	m := &metrics{registry: prometheus.NewRegistry(), began: time.Now()}
 	counter := func(name string, labels ...string) *prometheus.CounterVec {
 		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: "As Envoy has it."}, labels)
@@ -83,6 +96,12 @@ func newMetrics() *metrics {
 	}
 	m.registry.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "envoy_server_uptime", Help: "Seconds."}, func() float64 { return time.Since(m.began).Seconds() }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "envoy_server_memory_allocated", Help: "Bytes; here of a Go program."}, func() float64 {
+			var stats runtime.MemStats
+			runtime.ReadMemStats(&stats)
+			return float64(stats.HeapAlloc)
+		}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "envoy_server_days_until_first_cert_expiring", Help: "Days."}, func() float64 { return daysLeft(certs) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "proxy_standin_info", Help: "This is a stand-in for Envoy."}, func() float64 { return 1 }),
 	)
 	return m

@@ -35,7 +35,9 @@ type proxy struct {
 	servers map[uint32]*http.Server
 }
 
-func newProxy() *proxy { return &proxy{servers: map[uint32]*http.Server{}, metrics: newMetrics()} }
+func newProxy(certs string) *proxy {
+	return &proxy{servers: map[uint32]*http.Server{}, metrics: newMetrics(certs)}
+}
 
 // apply takes a configuration over and opens and closes ports for it.
 func (p *proxy) apply(c *configuration) {

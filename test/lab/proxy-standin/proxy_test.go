@@ -68,7 +68,7 @@ func TestServes(t *testing.T) {
 	to := func(cluster string) *routev3.Route_Route {
 		return &routev3.Route_Route{Route: &routev3.RouteAction{ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster}}}
 	}
-	p := newProxy()
+	p := newProxy(t.TempDir())
 	p.config.Store(&configuration{
 		listeners: map[uint32]*routev3.RouteConfiguration{8080: {VirtualHosts: []*routev3.VirtualHost{{
 			Domains: []string{"*"},

@@ -55,7 +55,7 @@ func (e *engine) routes() http.Handler {
 	mux.HandleFunc("GET /v1/models", e.models)
 	mux.HandleFunc("POST /v1/completions", func(w http.ResponseWriter, r *http.Request) { e.complete(w, r, false) })
 	mux.HandleFunc("POST /v1/chat/completions", func(w http.ResponseWriter, r *http.Request) { e.complete(w, r, true) })
-	return mux
+	return e.metrics.count(mux)
 }
 
 func (e *engine) models(w http.ResponseWriter, _ *http.Request) {

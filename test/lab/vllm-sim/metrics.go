@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,7 +19,37 @@ type metrics struct {
 	counters   map[string]float64
 	histograms map[string]*histogram
 	ends       map[string]float64
+	// requests by the labels of the instrumentator that vLLM puts into its server.
+	requests map[string]float64
 }
+
+// count counts requests by route, method and class of the answer.
+func (m *metrics) count(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c := &counted{ResponseWriter: w, code: http.StatusOK}
+		next.ServeHTTP(c, r)
+		_, route, known := strings.Cut(r.Pattern, " ")
+		if !known {
+			route = "none"
+		}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.requests[fmt.Sprintf("handler=%q,method=%q,status=\"%dxx\"", route, r.Method, c.code/100)]++
+	})
+}
+
+type counted struct {
+	http.ResponseWriter
+	code int
+}
+
+func (c *counted) WriteHeader(code int) {
+	c.code = code
+	c.ResponseWriter.WriteHeader(code)
+}
+
+// Unwrap lets http.ResponseController reach Flush.
+func (c *counted) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
 type histogram struct {
 	bounds []float64
@@ -32,7 +63,7 @@ func newMetrics() *metrics {
 	step := []float64{0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
 	whole := []float64{0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}
 	size := []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000}
-	m := &metrics{counters: map[string]float64{}, histograms: map[string]*histogram{}, ends: map[string]float64{}}
+	m := &metrics{counters: map[string]float64{}, histograms: map[string]*histogram{}, ends: map[string]float64{}, requests: map[string]float64{}}
 	for name, bounds := range map[string][]float64{
 		"vllm:time_to_first_token_seconds":           wait,
 		"vllm:inter_token_latency_seconds":           step,
@@ -144,6 +175,10 @@ func (m *metrics) write(w io.Writer, model string, running, waiting int64, most 
 		sample(name+"_bucket", "", ",le=\"+Inf\"", h.count)
 		sample(name+"_sum", "", "", h.sum)
 		sample(name+"_count", "", "", h.count)
+	}
+	_, _ = fmt.Fprintln(w, "# TYPE http_requests_total counter")
+	for _, labels := range sorted(m.requests) {
+		_, _ = fmt.Fprintf(w, "http_requests_total{%s} %s\n", labels, number(m.requests[labels]))
 	}
 	_, _ = fmt.Fprintf(w, "# TYPE vllm_sim_info gauge\nvllm_sim_info{model=%q} 1\n", root)
 }
