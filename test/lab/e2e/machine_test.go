@@ -154,11 +154,11 @@ type host struct {
 	bin string
 }
 
-func startMachine(t *testing.T, bin string) *host {
+func startMachine(t *testing.T, bin string, more ...string) *host {
 	t.Helper()
 	h := &host{lab: lab{stderr: &bytes.Buffer{}}, bin: bin}
-	h.cmd = exec.Command(filepath.Join(bin, "llmbox-lab"), "start", "--size", "machine", "--lifeline", // #nosec G204 -- the lab's own
-		"--dir", filepath.Join(t.TempDir(), "lab"), "--model", "", "--timeout", startWithin.String())
+	h.cmd = exec.Command(filepath.Join(bin, "llmbox-lab"), append([]string{"start", "--size", "machine", "--lifeline", // #nosec G204 -- the lab's own
+		"--dir", filepath.Join(t.TempDir(), "lab"), "--model", "", "--timeout", startWithin.String()}, more...)...)
 	h.cmd.Stderr = h.stderr
 	in, err := h.cmd.StdinPipe()
 	must(t, err)

@@ -411,7 +411,7 @@ func (p policies) startPods(probes ...probe) {
 		}, metav1.CreateOptions{})
 		must(p.t, err)
 	}
-	deadline := time.Now().Add(3 * time.Minute)
+	deadline := time.Now().Add(startWithin)
 	for _, w := range probes {
 		for {
 			pod, err := p.core.Pods(w.namespace).Get(p.t.Context(), w.name, metav1.GetOptions{})

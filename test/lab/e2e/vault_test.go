@@ -39,7 +39,7 @@ func TestVaultOnARealNode(t *testing.T) {
 	}
 	bin := binDir(t)
 	if _, err := os.Stat(filepath.Join(bin, "lab", "vault-on-core")); err != nil {
-		t.Skipf("%v: run `llmbox-lab build vault-on-core` first", err)
+		t.Skipf("%v: run `make lab-node-full` first", err)
 	}
 	lab := startLab(t, bin)
 	v := vaultBox{t: t, clients: lab.client(t), root: make(chan string, 1)}
@@ -272,7 +272,8 @@ func (v vaultBox) auditInTheLog() {
 	}
 }
 
-// metric is the value of vault_core_unsealed, empty if Vault has none.
+// metric is the value of vault_core_unsealed, empty if Vault has none. A second series
+// would be an alert for a Vault that is open.
 func (v vaultBox) metric() string {
 	v.t.Helper()
 	var page string
@@ -281,13 +282,14 @@ func (v vaultBox) metric() string {
 	if !strings.Contains(page, "vault_runtime_alloc_bytes") {
 		v.t.Errorf("these are no metrics of Vault: %.200s", page)
 	}
+	var values []string
 	for line := range strings.Lines(page) {
 		if strings.HasPrefix(line, "vault_core_unsealed") {
 			fields := strings.Fields(line)
-			return fields[len(fields)-1]
+			values = append(values, fields[len(fields)-1])
 		}
 	}
-	return ""
+	return strings.Join(values, " and ")
 }
 
 func (v vaultBox) pod(selector string) corev1.Pod {
@@ -371,7 +373,7 @@ func (v vaultBox) stillServes() {
 }
 
 // sealedIsSeen takes the unsealer away: the pod stays ready, as llmbox has to reach it,
-// and the metric says nothing or zero, which is what the alert looks for.
+// and the metric says 0, which is what the alert looks for.
 func (v vaultBox) sealedIsSeen() {
 	scale := func(to int32) {
 		_, err := v.apps.Deployments("vault").UpdateScale(v.t.Context(), "vault-unsealer",
@@ -386,12 +388,8 @@ func (v vaultBox) sealedIsSeen() {
 		return nil
 	})
 	v.renew(true)
-	time.Sleep(12 * time.Second) // longer than Vault's metrics take
-	must(v.t, v.isSealed(true))
-	if got := v.metric(); got != "" && got != "0" {
+	if got := v.metric(); got != "0" {
 		v.t.Errorf("sealed, vault_core_unsealed is %q", got)
-	} else {
-		v.t.Logf("sealed, vault_core_unsealed is %q", got)
 	}
 	if p := v.pod("app.kubernetes.io/component=server"); !ready(p) || p.Status.ContainerStatuses[0].RestartCount != 0 {
 		v.t.Errorf("sealed, the pod is %+v", p.Status)

@@ -108,7 +108,8 @@ func addGPUs(c config, root string) error {
 	if err := write(filepath.Join(layers, scriptInside), script(c.Product, all)); err != nil {
 		return fmt.Errorf("making a driver: %w", err)
 	}
-	if err := os.MkdirAll(filepath.Join(layers, "dev"), 0o755); err != nil { // #nosec G301 -- as /dev
+	// The validator mounts /dev/char, which a machine without udev has not.
+	if err := os.MkdirAll(filepath.Join(layers, "dev/char"), 0o755); err != nil { // #nosec G301 -- as /dev
 		return fmt.Errorf("making device files: %w", err)
 	}
 	for _, name := range deviceFiles(len(all)) {

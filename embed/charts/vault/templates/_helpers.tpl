@@ -28,6 +28,10 @@ log_level = "{{ .Values.logLevel }}"
 # No swap in pods, and no capability to lock memory with.
 disable_mlock = true
 
+# Vault would make a name up when it is initialised. Until then its metrics have none, and
+# vault_core_unsealed would stay 0 without a name for an hour, beside the 1 with a name.
+cluster_name = "llmbox"
+
 api_addr = "http://vault.{{ .Release.Namespace }}.svc:8200"
 {{- if eq .Values.storage.type "raft" }}
 cluster_addr = "https://vault-0.vault-internal.{{ .Release.Namespace }}.svc:8201"
