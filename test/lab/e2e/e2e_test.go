@@ -73,13 +73,24 @@ components:
 	return path
 }
 
-func TestModelServesOnARealNode(t *testing.T) {
-	if os.Getenv("LLMBOX_E2E") != "1" {
-		t.Skip("starts a real node; run `make e2e`, or set LLMBOX_E2E=1 as root")
+// onlyWhereAsked skips what needs root and a node's programs: LLMBOX_E2E=1 asks for what
+// `make e2e` runs, LLMBOX_E2E=full for that and for the whole box.
+func onlyWhereAsked(t *testing.T, whole bool) {
+	t.Helper()
+	switch asked := os.Getenv("LLMBOX_E2E"); {
+	case asked == "full", asked == "1" && !whole:
+	case whole:
+		t.Skip("installs everything on a real node: run `make e2e-full`, or set LLMBOX_E2E=full as root")
+	default:
+		t.Skip("starts a real node: run `make e2e`, or set LLMBOX_E2E=1 as root")
 	}
 	if err := node.Check(); err != nil {
-		t.Skipf("LLMBOX_E2E=1, but: %v", err)
+		t.Skipf("asked to, but: %v", err)
 	}
+}
+
+func TestModelServesOnARealNode(t *testing.T) {
+	onlyWhereAsked(t, false)
 	bin := binDir(t)
 	before := machine(t)
 	lab := startLab(t, bin)
@@ -134,12 +145,7 @@ func TestModelServesOnARealNode(t *testing.T) {
 // The road through the gateway: the real Envoy Gateway, and a stand-in for Envoy that
 // takes its configuration from it.
 func TestGatewayOnARealNode(t *testing.T) {
-	if os.Getenv("LLMBOX_E2E") != "1" {
-		t.Skip("starts a real node; run `make e2e`, or set LLMBOX_E2E=1 as root")
-	}
-	if err := node.Check(); err != nil {
-		t.Skipf("LLMBOX_E2E=1, but: %v", err)
-	}
+	onlyWhereAsked(t, false)
 	bin := binDir(t)
 	for _, name := range []string{"lab/envoy-gateway", "lab/proxy-standin"} {
 		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
@@ -200,12 +206,7 @@ func TestGatewayOnARealNode(t *testing.T) {
 // A supervisor that is killed can clear nothing away; the kernel does, and sweep does
 // the rest.
 func TestKilledSupervisor(t *testing.T) {
-	if os.Getenv("LLMBOX_E2E") != "1" {
-		t.Skip("starts a real node; run `make e2e`, or set LLMBOX_E2E=1 as root")
-	}
-	if err := node.Check(); err != nil {
-		t.Skipf("LLMBOX_E2E=1, but: %v", err)
-	}
+	onlyWhereAsked(t, false)
 	bin := binDir(t)
 	before := machine(t)
 	lab := startLab(t, bin)

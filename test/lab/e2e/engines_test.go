@@ -37,7 +37,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/llmbox-dev/llmbox/internal/event"
-	"github.com/llmbox-dev/llmbox/test/lab/node"
 )
 
 // refuse is what the webhook of this test says.
@@ -130,12 +129,7 @@ func TestJobImageIsMissing(t *testing.T) {
 
 func enginesBin(t *testing.T) string {
 	t.Helper()
-	if os.Getenv("LLMBOX_E2E") != "1" {
-		t.Skip("starts a real node; run `make e2e`, or set LLMBOX_E2E=1 as root")
-	}
-	if err := node.Check(); err != nil {
-		t.Skipf("LLMBOX_E2E=1, but: %v", err)
-	}
+	onlyWhereAsked(t, false)
 	bin := binDir(t)
 	for _, name := range []string{"envoy-gateway", "proxy-standin", "helm-controller", "helm4", "helm-job-standin"} {
 		if _, err := os.Stat(filepath.Join(bin, "lab", name)); err != nil {

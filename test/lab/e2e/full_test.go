@@ -23,8 +23,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/clientcmd"
-
-	"github.com/llmbox-dev/llmbox/test/lab/node"
 )
 
 // operators lists the programs that the whole box needs compiled beside the core.
@@ -63,12 +61,7 @@ type wholeBox struct {
 // work. It needs every operator compiled (`make lab-node-full`) and takes a quarter of
 // an hour.
 func TestWholeBox(t *testing.T) {
-	if os.Getenv("LLMBOX_E2E") != "full" {
-		t.Skip("starts a real node with every operator; run `make e2e-full`, or set LLMBOX_E2E=full as root")
-	}
-	if err := node.Check(); err != nil {
-		t.Fatal(err)
-	}
+	onlyWhereAsked(t, true)
 	bin := binDir(t)
 	for _, name := range operators() {
 		if _, err := os.Stat(filepath.Join(bin, "lab", name)); err != nil {

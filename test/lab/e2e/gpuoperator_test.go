@@ -52,12 +52,7 @@ components:
 // The real GPU Operator with its own operands finds the GPU, offers it, and the model
 // gets it. The RuntimeClass is once somebody else's, as k3s makes one, and once ours.
 func TestGPUOperatorOnARealNode(t *testing.T) {
-	if os.Getenv("LLMBOX_E2E") != "1" {
-		t.Skip("starts a real node; run `make e2e`, or set LLMBOX_E2E=1 as root")
-	}
-	if err := node.Check(); err != nil {
-		t.Skipf("LLMBOX_E2E=1, but: %v", err)
-	}
+	onlyWhereAsked(t, false)
 	bin := binDir(t)
 	for _, name := range []string{"gpu-operator", "nvidia-validator", "nfd-worker", "nvidia-device-plugin", "nvidia-container-runtime", "dcgm-exporter-standin", "nvml-standin.so"} {
 		if _, err := os.Stat(filepath.Join(bin, "lab", name)); err != nil {

@@ -26,12 +26,7 @@ import (
 // An empty machine, the stand-in for k3s started on it by hand, and what happens to
 // both: a restart, a kill, a reboot at another address, the power cut.
 func TestServerOnAMachine(t *testing.T) {
-	if os.Getenv("LLMBOX_E2E") != "1" {
-		t.Skip("starts a machine; run `make e2e`, or set LLMBOX_E2E=1 as root")
-	}
-	if err := node.Check(); err != nil {
-		t.Skipf("LLMBOX_E2E=1, but: %v", err)
-	}
+	onlyWhereAsked(t, false)
 	bin := binDir(t)
 	if _, err := os.Stat(filepath.Join(bin, "lab/k3s-standin")); err != nil {
 		t.Fatalf("%v: run `make lab-machine` first", err)
@@ -126,12 +121,18 @@ kubelet-arg: [image-gc-high-threshold=100, image-gc-low-threshold=99, "eviction-
 		})
 	})
 	t.Run("a machine that is off is off", func(t *testing.T) {
+		groups := cgroupsOf(t, h.Dir)
+		if len(groups) == 0 {
+			t.Error("it has no cgroups: the search for leftovers below would find nothing")
+		}
 		run(t, time.Minute, filepath.Join(bin, "llmbox-lab"), "machine-kill", "--dir", h.Dir)
 		if out, err := h.run("true"); err == nil || !strings.Contains(out, "is off") {
 			t.Errorf("%v: %s", err, out)
 		}
-		if left := glob(t, "/sys/fs/cgroup/*/llmbox-lab-*/gpu-0"); len(left) > 0 {
-			t.Errorf("its cgroups are still there: %v", left)
+		for _, g := range groups {
+			if _, err := os.Stat(g); !os.IsNotExist(err) {
+				t.Errorf("cgroup %s is still there: %v", g, err)
+			}
 		}
 	})
 	h.stop(t)
@@ -388,13 +389,13 @@ func container(t *testing.T, client kubernetes.Interface, pod string) string {
 // traces looks for each kind of thing that an uninstaller has to find.
 func traces(t *testing.T, h *host) {
 	for command, wants := range map[string][]string{
-		"ip -o link":                                  {"cni0", "flannel.1", "veth"},
-		"iptables-save":                               {":KUBE-SERVICES", ":CNI-", ":FLANNEL-POSTRTG"},
-		"cat /proc/self/mountinfo":                    {"/var/lib/kubelet/pods/", "/run/k3s/containerd/", "/run/netns/cni-"},
-		"find /sys/fs/cgroup -maxdepth 2":             {"kubepods"},
-		"find / -xdev -maxdepth 4 -not -path /proc/*": {"/var/lib/rancher/k3s/agent", "/var/lib/cni", "/var/lib/kubelet", "/etc/rancher/node", "/var/log/pods"},
-		"find /run -maxdepth 2":                       {"/run/k3s", "/run/flannel/subnet.env"},
-		"ps -e -o args":                               {"/usr/local/bin/k3s server", "/bin/containerd-shim-runc-v2 -namespace k8s.io"},
+		"ip -o link":                      {"cni0", "flannel.1", "veth"},
+		"iptables-save":                   {":KUBE-SERVICES", ":CNI-", ":FLANNEL-POSTRTG"},
+		"cat /proc/self/mountinfo":        {"/var/lib/kubelet/pods/", "/run/k3s/containerd/", "/run/netns/cni-"},
+		"find /sys/fs/cgroup -maxdepth 2": {"kubepods"},
+		"find /etc/rancher /var/lib /var/log -xdev -maxdepth 3": {"/var/lib/rancher/k3s/agent", "/var/lib/cni", "/var/lib/kubelet", "/etc/rancher/node/password", "/var/log/pods", "/var/log/containers"},
+		"find /run -maxdepth 2":                                 {"/run/k3s", "/run/flannel/subnet.env"},
+		"ps -e -o args":                                         {"/usr/local/bin/k3s server", "/bin/containerd-shim-runc-v2 -namespace k8s.io"},
 	} {
 		out := h.must(t, strings.Fields(command)...)
 		for _, want := range wants {
@@ -403,6 +404,27 @@ func traces(t *testing.T, h *host) {
 			}
 		}
 	}
+}
+
+// cgroupsOf lists the directories in which a machine sees its cgroups, from outside:
+// other labs may run beside this one.
+func cgroupsOf(t *testing.T, dir string) []string {
+	t.Helper()
+	m, err := node.ReadMachine(dir, "")
+	must(t, err)
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", m.Init.PID))
+	must(t, err)
+	var all []string
+	for line := range strings.Lines(string(raw)) {
+		// 4:memory:/llmbox-lab-…/gpu-0/init
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(f) != 3 || !strings.HasSuffix(f[2], "/init") {
+			continue
+		}
+		all = append(all, glob(t, "/sys/fs/cgroup/*"+filepath.Dir(f[2]))...)
+		all = append(all, glob(t, "/sys/fs/cgroup"+filepath.Dir(f[2]))...)
+	}
+	return all
 }
 
 // eventually asks until there is no error.

@@ -23,8 +23,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	networkingclient "k8s.io/client-go/kubernetes/typed/networking/v1"
 	"k8s.io/client-go/tools/clientcmd"
-
-	"github.com/llmbox-dev/llmbox/test/lab/node"
 )
 
 const (
@@ -43,12 +41,7 @@ const (
 // brings along. What is refused has to be refused by a policy: the very same request
 // succeeds as soon as another policy, or the label that it asks for, lets it.
 func TestNetworkPoliciesOnARealNode(t *testing.T) {
-	if os.Getenv("LLMBOX_E2E") != "1" {
-		t.Skip("starts a real node; run `make e2e`, or set LLMBOX_E2E=1 as root")
-	}
-	if err := node.Check(); err != nil {
-		t.Skipf("LLMBOX_E2E=1, but: %v", err)
-	}
+	onlyWhereAsked(t, false)
 	bin := binDir(t)
 	for _, name := range []string{"lab/envoy-gateway", "lab/proxy-standin"} {
 		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {

@@ -11,8 +11,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/llmbox-dev/llmbox/test/lab/node"
 )
 
 // TestBoxOverAReboot installs the whole box on a machine that runs the stand-in for k3s,
@@ -20,12 +18,7 @@ import (
 // at another address. Each time the box comes back without llmbox: a token through the
 // gateway, every key in Vault.
 func TestBoxOverAReboot(t *testing.T) {
-	if os.Getenv("LLMBOX_E2E") != "full" {
-		t.Skip("starts a machine with every operator; run `make e2e-full`, or set LLMBOX_E2E=full as root")
-	}
-	if err := node.Check(); err != nil {
-		t.Fatal(err)
-	}
+	onlyWhereAsked(t, true)
 	bin := binDir(t)
 	for _, name := range append(operators(), "k3s-standin") {
 		if _, err := os.Stat(filepath.Join(bin, "lab", name)); err != nil {

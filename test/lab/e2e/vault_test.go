@@ -18,8 +18,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/llmbox-dev/llmbox/test/lab/node"
 )
 
 const (
@@ -31,12 +29,7 @@ const (
 // A box with Vault alone, on Vault's own core: what llmbox sets up, that the unsealer
 // opens a Vault that was started anew, and that what is in it stays.
 func TestVaultOnARealNode(t *testing.T) {
-	if os.Getenv("LLMBOX_E2E") != "1" {
-		t.Skip("starts a real node; run `make e2e`, or set LLMBOX_E2E=1 as root")
-	}
-	if err := node.Check(); err != nil {
-		t.Skipf("LLMBOX_E2E=1, but: %v", err)
-	}
+	onlyWhereAsked(t, false)
 	bin := binDir(t)
 	if _, err := os.Stat(filepath.Join(bin, "lab", "vault-on-core")); err != nil {
 		t.Skipf("%v: run `make lab-node-full` first", err)
