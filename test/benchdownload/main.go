@@ -188,7 +188,7 @@ func measure(ctx context.Context, s setting, source, sum string, rounds int) (ru
 			if p.name == "curl" && s.Connections > 1 {
 				continue // it has one connection a file
 			}
-			one, err := download1(ctx, p.commands, sum)
+			one, err := timed(ctx, p.commands, sum)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", p.name, err)
 			}
@@ -203,8 +203,8 @@ func measure(ctx context.Context, s setting, source, sum string, rounds int) (ru
 	return runs, nil
 }
 
-// download1 runs commands in a row and adds up what they took.
-func download1(ctx context.Context, commands [][]string, sum string) (run, error) {
+// timed runs commands in a row and adds up what they took.
+func timed(ctx context.Context, commands [][]string, sum string) (run, error) {
 	var r run
 	began := time.Now()
 	for _, args := range commands {

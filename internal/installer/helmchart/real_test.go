@@ -18,7 +18,7 @@ import (
 
 // TestEngineWithHelmController runs the engine against the real helm-controller on a
 // real node, whose Jobs run the real Helm 4. It needs root and what
-// `make lab-node-engines` builds.
+// `make lab-node-full` builds.
 func TestEngineWithHelmController(t *testing.T) {
 	if os.Getenv("LLMBOX_E2E") != "1" {
 		t.Skip("starts a real node; set LLMBOX_E2E=1 as root")

@@ -133,7 +133,7 @@ func enginesBin(t *testing.T) string {
 	bin := binDir(t)
 	for _, name := range []string{"envoy-gateway", "proxy-standin", "helm-controller", "helm4", "helm-job-standin"} {
 		if _, err := os.Stat(filepath.Join(bin, "lab", name)); err != nil {
-			t.Skipf("%v: run `make lab-node-engines` first", err)
+			t.Skipf("%v: run `make lab-node-full` first", err)
 		}
 	}
 	return bin

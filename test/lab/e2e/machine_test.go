@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -82,6 +86,7 @@ kubelet-arg: [image-gc-high-threshold=100, image-gc-low-threshold=99, "eviction-
 			}
 		})
 	}
+	putImage(t, filepath.Join(h.Machines[0].Root, "var/lib/rancher/k3s/agent/images"))
 	for _, signal := range []string{"TERM", "KILL"} {
 		t.Run("SIG"+signal+" and a restart keep the pod", func(t *testing.T) {
 			old := container(t, client, pod)
@@ -98,6 +103,11 @@ kubelet-arg: [image-gc-high-threshold=100, image-gc-low-threshold=99, "eviction-
 			}
 		})
 	}
+	t.Run("the second start has imported an image", func(t *testing.T) {
+		if out := h.must(t, "k3s", "ctr", "images", "list", "-q"); !strings.Contains(out, importedImage) {
+			t.Errorf("there are only\n%s\n%s", out, h.log())
+		}
+	})
 	t.Run("a reboot at another address brings everything back", func(t *testing.T) {
 		old := container(t, client, pod)
 		out := run(t, 3*time.Minute, filepath.Join(bin, "llmbox-lab"), "reboot", "--dir", h.Dir, "--address", "10.99.0.2")
@@ -404,6 +414,24 @@ func traces(t *testing.T, h *host) {
 			}
 		}
 	}
+}
+
+const importedImage = "docker.io/llmbox-lab/imported:1"
+
+// putImage puts a compressed archive of an image into a directory.
+func putImage(t *testing.T, dir string) {
+	t.Helper()
+	image, err := random.Image(4096, 2)
+	must(t, err)
+	tag, err := name.NewTag(importedImage)
+	must(t, err)
+	must(t, os.MkdirAll(dir, 0o700))
+	f, err := os.Create(filepath.Join(dir, "imported.tar.gz")) // #nosec G304 -- the lab's own
+	must(t, err)
+	z := gzip.NewWriter(f)
+	must(t, tarball.Write(tag, image, z))
+	must(t, z.Close())
+	must(t, f.Close())
 }
 
 // cgroupsOf lists the directories in which a machine sees its cgroups, from outside:

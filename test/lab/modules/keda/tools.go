@@ -4,7 +4,7 @@
 package tools
 
 import (
-	_ "github.com/kedacore/keda/v2/cmd/operator"
 	_ "github.com/kedacore/keda/v2/cmd/adapter"
+	_ "github.com/kedacore/keda/v2/cmd/operator"
 	_ "github.com/kedacore/keda/v2/cmd/webhooks"
 )
