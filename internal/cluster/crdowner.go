@@ -51,6 +51,9 @@ func (c *Client) GiveCRDs(ctx context.Context, names []string, to ReleaseName) e
 // kept, they survive the upgrade to a chart that doesn't have them, and with them every
 // object of their kinds.
 func (c *Client) TakeCRDs(ctx context.Context, names []string, from []ReleaseName) error {
+	if len(names) == 0 || len(from) == 0 {
+		return nil
+	}
 	wanted, ours := map[string]bool{}, map[ReleaseName]bool{}
 	for _, name := range names {
 		wanted[name] = true

@@ -2,7 +2,9 @@ package helmchart
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
 	"sigs.k8s.io/yaml"
 
 	"github.com/llmbox-dev/llmbox/internal/chart"
@@ -259,5 +262,47 @@ func TestVersionMark(t *testing.T) {
 		if got := versionMark(in, digest); got != want {
 			t.Errorf("%s became %s", in, got)
 		}
+	}
+}
+
+// A Job whose only words are that it does nothing is not the cause: Helm's record says
+// how far the try came that was cut off.
+func TestJobErrorOfATryThatWasCutOff(t *testing.T) {
+	var packed bytes.Buffer
+	zip := gzip.NewWriter(&packed)
+	if err := json.NewEncoder(zip).Encode(map[string]any{"info": map[string]any{"status": "failed", "description": "Initial install underway"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := zip.Close(); err != nil {
+		t.Fatal(err)
+	}
+	kube := fake.NewClientset(&corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: testNamespace, Name: "sh.helm.release.v1.x.v1",
+			Labels: map[string]string{"owner": "helm", "name": "x", "version": "1", "status": "failed"},
+		},
+		Data: map[string][]byte{"release": []byte(base64.StdEncoding.EncodeToString(packed.Bytes()))},
+	})
+	e := &Engine{records: chart.NewRecords(kube)}
+	v := &view{name: "x", target: testNamespace}
+	o := observation{record: recordWith("failed", 1, "")}
+	for _, tt := range []struct {
+		name, log   string
+		idle, named bool
+		has         string
+	}{
+		{"abort", "Release status is 'failed' and failure policy is 'abort'; waiting for operator intervention", true, false, "cut off"},
+		{"Helm's own error", "Error: INSTALLATION FAILED: no", false, true, "INSTALLATION FAILED: no"},
+		{"no log", "", false, false, "Initial install underway"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var l logbook
+			l.add("pod-1", tt.log, "")
+			err := e.jobError(t.Context(), v, o, jobWith("1", ""), verdict{phase: failed}, &l)
+			var job *JobError
+			if !errors.As(err, &job) || job.idle != tt.idle || job.named != tt.named || !strings.Contains(err.Error(), tt.has) {
+				t.Errorf("error = %v, %+v", err, job)
+			}
+		})
 	}
 }

@@ -34,15 +34,28 @@ func TestVaultOnARealNode(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(bin, "lab", "vault-on-core")); err != nil {
 		t.Skipf("%v: run `make lab-node-full` first", err)
 	}
+	for _, storage := range []string{"file", "raft"} {
+		t.Run(storage, func(t *testing.T) { vaultOn(t, bin, storage) })
+	}
+}
+
+func vaultOn(t *testing.T, bin, storage string) {
 	lab := startLab(t, bin)
-	v := vaultBox{t: t, clients: lab.client(t), root: make(chan string, 1)}
+	v := vaultBox{t: t, clients: lab.client(t), root: make(chan string, 1), storage: storage}
 	watching, stop := context.WithCancel(t.Context())
 	defer stop()
 	v.catchRootToken(watching)
 
-	flags := []string{"--kubeconfig", lab.Kubeconfig, "--config", boxFile(t, lab.Hub), "--yes",
+	box := boxFile(t, lab.Hub)
+	raw, err := os.ReadFile(box)
+	must(t, err)
+	must(t, os.WriteFile(box, fmt.Appendf(raw, "  vault: {values: {storage: {type: %s}}}\n", storage), 0o600))
+	flags := []string{"--kubeconfig", lab.Kubeconfig, "--config", box, "--yes",
 		"--without", "policies,kyverno,keda,autoscale,prometheus,external-secrets,envoy-gateway,route,model,weights"}
-	t.Log(run(t, installWithin, filepath.Join(bin, "llmbox"), append([]string{"install"}, flags...)...))
+	v.install = func(t *testing.T) string {
+		return run(t, installWithin, filepath.Join(bin, "llmbox"), append([]string{"install"}, flags...)...)
+	}
+	t.Log(v.install(t))
 
 	t.Run("it is initialised and open", v.sub(vaultBox.isOpen))
 	t.Run("its root token is revoked", v.sub(vaultBox.rootTokenIsRevoked))
@@ -50,16 +63,10 @@ func TestVaultOnARealNode(t *testing.T) {
 	t.Run("the login of External Secrets reads only", v.sub(vaultBox.externalSecretsLogin))
 	t.Run("the audit is in the pod's log, without secrets", v.sub(vaultBox.auditInTheLog))
 	t.Run("working sets stay below the requests", v.sub(vaultBox.workingSets))
-	t.Run("a second install changes nothing", func(t *testing.T) {
-		v := v.with(t)
-		before := v.pod("app.kubernetes.io/component=server").UID
-		run(t, installWithin, filepath.Join(bin, "llmbox"), append([]string{"install"}, flags...)...)
-		if now := v.pod("app.kubernetes.io/component=server").UID; now != before {
-			t.Errorf("the pod %s was replaced by %s", before, now)
-		}
-	})
+	t.Run("a second install changes nothing", v.sub(vaultBox.secondInstall))
 	t.Run("a new pod is opened by the unsealer", v.sub(vaultBox.survivesItsPod))
 	t.Run("sealed, it says so and stays ready", v.sub(vaultBox.sealedIsSeen))
+	t.Run("a key that was lost before anybody used it costs an empty volume", v.sub(vaultBox.startsOver))
 	t.Log(run(t, uninstallWithin, filepath.Join(bin, "llmbox"), append([]string{"uninstall"}, flags...)...))
 	lab.stop(t)
 }
@@ -68,7 +75,9 @@ type vaultBox struct {
 	clients
 	t *testing.T
 	// root brings the root token that the installation used.
-	root chan string
+	root    chan string
+	storage string
+	install func(*testing.T) string
 }
 
 func (v vaultBox) with(t *testing.T) vaultBox {
@@ -143,7 +152,7 @@ func (v vaultBox) isOpen() {
 	_, err := v.call(http.MethodGet, "sys/seal-status", "", nil, &s)
 	must(v.t, err)
 	v.t.Logf("Vault's core %s", s.Version)
-	if !s.Initialized || s.Sealed || s.Type != "shamir" || s.Storage != "file" || s.Version == "" {
+	if !s.Initialized || s.Sealed || s.Type != "shamir" || s.Storage != v.storage || s.Version == "" {
 		v.t.Errorf("the seal's status is %+v", s)
 	}
 	key, err := v.core.Secrets("vault").Get(v.t.Context(), "vault-unseal", metav1.GetOptions{})
@@ -348,9 +357,24 @@ func (v vaultBox) await(check func() error) {
 	}
 }
 
+func (v vaultBox) secondInstall() {
+	before := v.pod("app.kubernetes.io/component=server").UID
+	v.install(v.t)
+	if now := v.pod("app.kubernetes.io/component=server").UID; now != before {
+		v.t.Errorf("the pod %s was replaced by %s", before, now)
+	}
+}
+
+// survivesItsPod starts Vault anew twice: kubelet may take a minute until the key that
+// llmbox just kept is in the unsealer's volume, and has it the second time.
 func (v vaultBox) survivesItsPod() {
-	v.renew(false)
-	v.stillServes()
+	for range 2 {
+		v.renew(false)
+		v.stillServes()
+	}
+	raw, err := v.core.Pods("vault").GetLogs(v.pod("app.kubernetes.io/component=unsealer").Name, &corev1.PodLogOptions{}).DoRaw(v.t.Context())
+	must(v.t, err)
+	v.t.Logf("the unsealer:\n%s", raw)
 }
 
 // stillServes logs in anew: Vault has to work, not only to be open.
@@ -368,28 +392,61 @@ func (v vaultBox) stillServes() {
 // sealedIsSeen takes the unsealer away: the pod stays ready, as llmbox has to reach it,
 // and the metric says 0, which is what the alert looks for.
 func (v vaultBox) sealedIsSeen() {
-	scale := func(to int32) {
-		_, err := v.apps.Deployments("vault").UpdateScale(v.t.Context(), "vault-unsealer",
-			&autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Namespace: "vault", Name: "vault-unsealer"}, Spec: autoscalingv1.ScaleSpec{Replicas: to}}, metav1.UpdateOptions{})
-		must(v.t, err)
-	}
-	scale(0)
-	v.await(func() error {
-		if p := v.pod("app.kubernetes.io/component=unsealer"); p.Name != "" {
-			return errors.New("the unsealer is still there")
-		}
-		return nil
-	})
+	v.unsealers(0)
 	v.renew(true)
+	must(v.t, v.isSealed(true))
 	if got := v.metric(); got != "0" {
 		v.t.Errorf("sealed, vault_core_unsealed is %q", got)
 	}
 	if p := v.pod("app.kubernetes.io/component=server"); !ready(p) || p.Status.ContainerStatuses[0].RestartCount != 0 {
 		v.t.Errorf("sealed, the pod is %+v", p.Status)
 	}
-	scale(1)
+	v.unsealers(1)
 	v.await(func() error { return v.isSealed(false) })
 	v.stillServes()
+}
+
+func (v vaultBox) unsealers(n int32) {
+	v.t.Helper()
+	_, err := v.apps.Deployments("vault").UpdateScale(v.t.Context(), "vault-unsealer",
+		&autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Namespace: "vault", Name: "vault-unsealer"}, Spec: autoscalingv1.ScaleSpec{Replicas: n}}, metav1.UpdateOptions{})
+	must(v.t, err)
+	v.await(func() error {
+		if p := v.pod("app.kubernetes.io/component=unsealer"); (p.Name != "") != (n > 0) {
+			return fmt.Errorf("the unsealer is not scaled to %d", n)
+		}
+		return nil
+	})
+}
+
+// startsOver leaves behind what a run leaves that is killed between Vault's answer and
+// the writing of the key: a Vault that nobody can open, and the note on whose volume.
+func (v vaultBox) startsOver() {
+	ctx := v.t.Context()
+	v.unsealers(0)
+	v.renew(true)
+	claim, err := v.core.PersistentVolumeClaims("vault").Get(ctx, "data-vault-0", metav1.GetOptions{})
+	must(v.t, err)
+	must(v.t, v.core.Secrets("vault").Delete(ctx, "vault-unseal", metav1.DeleteOptions{}))
+	_, err = v.core.Secrets("vault").Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
+		Name: "vault-bootstrap", Annotations: map[string]string{"llmbox.dev/initialising-claim": string(claim.UID)},
+	}}, metav1.CreateOptions{})
+	must(v.t, err)
+	v.t.Log(v.install(v.t))
+
+	now, err := v.core.PersistentVolumeClaims("vault").Get(ctx, "data-vault-0", metav1.GetOptions{})
+	must(v.t, err)
+	if now.UID == claim.UID {
+		v.t.Error("the volume is the one whose key is lost")
+	}
+	must(v.t, v.isSealed(false))
+	token, _, err := v.login("llmbox-system", "llmbox", "vault")
+	must(v.t, err)
+	if status, err := v.call(http.MethodGet, "llmbox/data/proof", token, nil, nil); status != http.StatusNotFound {
+		v.t.Errorf("the entry of the lost volume is answered with %d, %v", status, err)
+	}
+	v.unsealers(1)
+	v.renew(false)
 }
 
 // workingSets are kubelet's own figures; those of Vault are those of the core it has here.
