@@ -156,6 +156,10 @@ bench-plan: ## Plan tables of 10, 100 and 1,000 components; the time grows with 
 bench-install: lab-helm ## Install by llmbox and by the helm CLI on one lab, and compare both with the bound
 	go run ./test/benchinstall $(ARGS)
 
+.PHONY: bench-download
+bench-download: ## Download one file by llmbox, curl and aria2c (Debian packages), verified and synced (ARGS='-mib 4096')
+	go run ./test/benchdownload $(ARGS)
+
 .PHONY: proof-crash
 proof-crash: lab ## Kill installs with SIGKILL and run them again; appends to docs/proofs/crash.jsonl
 	go run ./test/proofcrash $(ARGS)

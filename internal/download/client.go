@@ -302,7 +302,7 @@ func (t *transport) watch(ctx context.Context, cancel context.CancelCauseFunc, b
 // watched is a body that neither stalls nor trickles for ever and keeps to the
 // bandwidth. Only time in which the network is waited for counts against the server.
 type watched struct {
-	ctx    context.Context //nolint:containedctx // a body outlives the call that made it
+	ctx    context.Context // a body outlives the call that made it
 	cancel context.CancelCauseFunc
 	body   io.ReadCloser
 	url    string

@@ -139,7 +139,7 @@ func verify(ctx context.Context, dir *os.Root, name string, d Digest, size int64
 }
 
 type interruptible struct {
-	ctx  context.Context //nolint:containedctx // lives as long as one call of io.Copy
+	ctx  context.Context // lives as long as one call of io.Copy
 	from io.Reader
 }
 
