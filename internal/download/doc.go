@@ -56,8 +56,9 @@
 // 408, 425, 429, 5xx) is tried again: at once where bytes had come, else on the next
 // mirror, or after a growing, jittered pause; Retry-After is obeyed up to a limit. What
 // is final for a URL (401, 403, 404, a certificate, a loop of redirects, a wrong size)
-// leaves it to the other mirrors. What is final for the file (disk full) ends it. And what makes the bytes worthless (a changed ETag, a wrong digest) throws them
-// away and starts over, with a single stream after a wrong digest, since a server that
-// gets ranges wrong is the likeliest cause; the same wrong digest twice is the server's
-// last word. Each kind is a type for errors.As, with what to do in its text.
+// leaves it to the other mirrors. What is final for the file (disk full) ends it. And
+// what makes the bytes worthless (a changed ETag, a wrong digest) throws them away and
+// starts over: after a wrong digest with a single stream, since a server that gets ranges
+// wrong is the likeliest cause, and the same wrong digest twice is the server's last
+// word. Each failure is a type for errors.As, with what to do in its text.
 package download

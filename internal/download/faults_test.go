@@ -281,30 +281,47 @@ func TestDiskFull(t *testing.T) {
 func TestSpaceFilledMeanwhile(t *testing.T) {
 	const size = 6 << 20
 	dir := small(t, "8m")
+	other := filepath.Join(dir, "other")
 	var once sync.Once
+	status := http.StatusNotFound
 	o := newOrigin(t, size, func(n int, _ *http.Request) fault {
-		if n > 0 {
-			once.Do(func() {
-				other, err := os.Create(filepath.Join(dir, "other"))
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				defer func() { _ = other.Close() }()
-				if _, err := io.Copy(other, io.LimitReader(zeros{}, size)); !errors.Is(err, syscall.ENOSPC) {
-					t.Errorf("the disk did not become full: %v", err)
-				}
-			})
+		if n == 0 {
+			return fault{}
 		}
-		return fault{}
+		once.Do(func() {
+			file, err := os.Create(other)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer func() { _ = file.Close() }()
+			if _, err := io.Copy(file, io.LimitReader(zeros{}, size)); !errors.Is(err, syscall.ENOSPC) {
+				t.Errorf("the disk did not become full: %v", err)
+			}
+		})
+		return fault{status: status}
 	})
 	f := o.file(t)
 	f.Path = filepath.Join(dir, "file")
-	client := newClient(t, hasty())
-	if _, err := client.Fetch(testContext(t), f); err != nil {
+	options := hasty()
+	options.Connections = 2
+	client := newClient(t, options)
+	// The record can't be renewed, which is not what the download failed of.
+	if _, err := client.Fetch(testContext(t), f); !hasStatus(404)(err) || is[*SpaceError](err) {
 		t.Fatal(err)
 	}
-	if err := os.Remove(filepath.Join(dir, "other")); err != nil {
+	untouched(t, f.Path)
+	o.mu.Lock()
+	status = 0
+	o.mu.Unlock()
+	result, err := client.Fetch(testContext(t), f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result.Resumed == 0 {
+		t.Errorf("%+v", result)
+	}
+	if err := os.Remove(other); err != nil {
 		t.Fatal(err)
 	}
 	o.content.same(t, f.Path)

@@ -767,11 +767,18 @@ func (j *job) store(src *source, seg *segment, pos int64, buffer *[]byte, n int)
 	}
 	j.mu.Unlock()
 	if note != nil {
-		if err := j.keep.note(note, sequence); err != nil {
-			return kept, space(err, j.part, j.file.Path, 0)
-		}
+		return kept, j.unrecorded(j.keep.note(note, sequence))
 	}
 	return kept, nil
+}
+
+// unrecorded judges that a record could not be written. On a full disk the file itself
+// has its space, and the record before is as true as it was.
+func (j *job) unrecorded(err error) error {
+	if err == nil || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return nil
+	}
+	return diskError{fmt.Errorf("recording what has arrived: %w", err)}
 }
 
 // ends says that a file of unknown length ends here.
@@ -827,10 +834,7 @@ func (j *job) sync() error {
 	if err := unix.Fdatasync(int(j.part.Fd())); err != nil { // #nosec G115 -- a descriptor
 		return space(err, j.part, j.file.Path, 0)
 	}
-	if err := j.keep.save(s, s.Synced, sequence); err != nil {
-		return space(err, j.part, j.file.Path, 0)
-	}
-	return nil
+	return j.unrecorded(j.keep.save(s, s.Synced, sequence))
 }
 
 // noteAll writes down what has arrived when a pass ends early.
@@ -842,8 +846,5 @@ func (j *job) noteAll(sync bool) error {
 	j.sequence++
 	done, sequence := slices.Clone(j.done), j.sequence
 	j.mu.Unlock()
-	if err := j.keep.note(done, sequence); err != nil {
-		return space(err, j.part, j.file.Path, 0)
-	}
-	return nil
+	return j.unrecorded(j.keep.note(done, sequence))
 }

@@ -12,21 +12,14 @@ import (
 )
 
 // NewEngine returns the engine that was asked for. "auto" stays with the one of
-// the last run; on a fresh cluster it takes helm-controller where one is at
-// work, and Helm in-process everywhere else.
+// the last run; on a fresh cluster it takes Helm in-process, where helm-controller
+// is at work too (docs/decisions/0009).
 func NewEngine(ctx context.Context, c *cluster.Client, wanted, last string, log *slog.Logger) (Engine, error) {
 	if wanted == config.EngineAuto || wanted == "" {
 		wanted = last
 	}
 	if wanted == "" {
 		wanted = config.EngineHelm
-		there, err := helmchart.Detect(ctx, c)
-		if err != nil {
-			return nil, fmt.Errorf("looking for helm-controller: %w", err)
-		}
-		if there {
-			wanted = config.EngineHelmChart
-		}
 	}
 	byController := helmchart.New(c, helmchart.Options{}, log)
 	switch wanted {
