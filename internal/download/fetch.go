@@ -121,6 +121,7 @@ type job struct {
 	size     int64   // -1: not known
 	sizeFrom *source // who said so, in this run
 	done     spans   // in the part file
+	synced   spans   // of those, what survives the machine
 	claimed  []*segment
 	received int64
 	single   bool // one connection after another
@@ -257,7 +258,7 @@ func (j *job) resume() error {
 	if n := len(trusted); n > 0 && trusted[n-1].end > info.Size() {
 		return j.reset()
 	}
-	j.size, j.done = s.Size, trusted
+	j.size, j.done, j.synced = s.Size, trusted, s.Synced
 	for _, known := range s.Sources {
 		for _, src := range j.sources {
 			if src.shown == known.URL {
@@ -283,7 +284,7 @@ func (j *job) fits(s state) bool {
 // reset throws away what has arrived.
 func (j *job) reset() error {
 	j.mu.Lock()
-	j.size, j.sizeFrom, j.done = -1, nil, nil
+	j.size, j.sizeFrom, j.done, j.synced = -1, nil, nil, nil
 	for _, src := range j.sources {
 		src.validator = validator{}
 	}

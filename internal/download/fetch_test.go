@@ -465,6 +465,22 @@ func TestAfterACrashOfTheMachine(t *testing.T) {
 	if err := k.save(s, spans{{0, 20 << 20}}, 1); err != nil {
 		t.Fatal(err)
 	}
+	// Interrupted right after its start, a run loses nothing of that.
+	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
+	o.plan = always(fault{truncate: true, after: 1000})
+	interrupted := f
+	interrupted.Notice = func(Notice) { cancel() }
+	if _, err := newClient(t, hasty()).Fetch(ctx, interrupted); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if s, err = parseStateFile(f.Path+".part.state", "a third boot"); err != nil || s.trusted().prefix() != 10<<20 {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	if err := k.save(s, nil, 2); err != nil { // what was handed over is lost again
+		t.Fatal(err)
+	}
+	o.plan = nil
 	result, err := newClient(t, hasty()).Fetch(testContext(t), f)
 	if err != nil {
 		t.Fatal(err)

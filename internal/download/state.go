@@ -186,6 +186,7 @@ func (k *keeper) save(s state, handed spans, seq uint64) (err error) {
 	defer func() {
 		if err != nil {
 			_ = file.Close()
+			_ = k.dir.Remove(temp)
 		}
 	}()
 	if _, err = file.Write(first); err != nil {

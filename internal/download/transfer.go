@@ -627,8 +627,8 @@ func (j *job) learn(src *source, now validator, total int64, at string) error {
 	if j.tiny() {
 		return nil
 	}
-	if err := j.keep.save(j.state(), slices.Clone(j.done), j.sequence); err != nil {
-		return space(err, j.part, j.file.Path, 0)
+	if err := j.unrecorded(j.keep.save(j.state(), slices.Clone(j.done), j.sequence)); err != nil {
+		return err
 	}
 	if !j.single && j.size >= 0 {
 		pieces := (j.size - j.done.total() + minPiece - 1) / minPiece
@@ -645,7 +645,7 @@ func (j *job) tiny() bool { return j.size >= 0 && j.size < worthwhile }
 
 // state is what the first line of the state file holds; the caller holds the lock.
 func (j *job) state() state {
-	s := state{Size: j.size, Digest: j.file.Digest.String()}
+	s := state{Size: j.size, Digest: j.file.Digest.String(), Synced: slices.Clone(j.synced)}
 	for _, src := range j.sources {
 		if src.known() {
 			s.Sources = append(s.Sources, sourceState{src.shown, src.validator})
@@ -834,6 +834,9 @@ func (j *job) sync() error {
 	if err := unix.Fdatasync(int(j.part.Fd())); err != nil { // #nosec G115 -- a descriptor
 		return space(err, j.part, j.file.Path, 0)
 	}
+	j.mu.Lock()
+	j.synced = s.Synced
+	j.mu.Unlock()
 	return j.unrecorded(j.keep.save(s, s.Synced, sequence))
 }
 
