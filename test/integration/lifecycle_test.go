@@ -149,10 +149,15 @@ func (f foreigner) look(t *testing.T) map[string]string {
 
 // class is what matters of a RuntimeClass. The GPU Operator makes itself the
 // owner of one that is there, so owners count only while it is not installed, and
-// one that was put back is as good as the former.
+// one that was put back is as good as the former. It also writes its own label over
+// those that were there, which llmbox can't keep it from (the class here had none).
 func (f foreigner) class(o *unstructured.Unstructured) string {
 	handler, _, _ := unstructured.NestedString(o.Object, "handler")
-	text := fmt.Sprintf("handler %s, labels %v", handler, o.GetLabels())
+	labels := maps.Clone(o.GetLabels())
+	if labels["app.kubernetes.io/component"] == "gpu-operator" {
+		delete(labels, "app.kubernetes.io/component")
+	}
+	text := fmt.Sprintf("handler %s, labels %v", handler, labels)
 	for _, owner := range o.GetOwnerReferences() {
 		if owner.Kind != "ClusterPolicy" {
 			text += ", owned by " + owner.Kind
