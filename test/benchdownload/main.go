@@ -302,6 +302,7 @@ func serve(ctx context.Context, args []string) error {
 	if limit > 0 {
 		listener = capped{listener, limit, wait}
 	}
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	return server.Serve(listener)
 }
 

@@ -316,7 +316,7 @@ func (b box) troubles(engine string) {
 			return strings.Contains(said, "ImagePullBackOff")
 		}, "image")
 		t.Logf("while it waits: %s", said)
-		if r.code != 130 || !strings.Contains(said, "docker.io/nobody/nothing:1") || !strings.Contains(said, "not found") {
+		if r.code != 130 || !strings.Contains(said, "docker.io/nobody/nothing:1") {
 			t.Errorf("it ended with %d and had said %q", r.code, said)
 		}
 	})
@@ -347,7 +347,14 @@ func (b box) switchEngines() {
 }
 
 func (b box) uninstall() {
-	r := b.run(nil, uninstallWithin, "uninstall")
+	waiting := map[string]bool{}
+	r := b.run(func(e event.Event) bool {
+		if e.Type == event.StepProgress && e.Step == "uninstall/namespaces" && !waiting[e.Message] {
+			waiting[e.Message] = true
+			b.t.Logf("%s %s", e.Time.Format(time.TimeOnly), e.Message)
+		}
+		return false
+	}, uninstallWithin, "uninstall")
 	b.t.Logf("uninstall after %s, exit %d: %v ms", r.took.Round(100*time.Millisecond), r.code, r.steps(""))
 	if r.code != 0 {
 		b.t.Errorf("it ended with %d\n%s", r.code, r.text())

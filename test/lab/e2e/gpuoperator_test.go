@@ -70,7 +70,7 @@ func TestGPUOperatorOnARealNode(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			lab := startLab(t, bin, "--gpu-by", node.ByOperator)
 			o := newOperatorBox(t, bin, lab, tt.without)
-			o.applyCRD("crds/prometheus/servicemonitors.monitoring.coreos.com.yaml")
+			o.applyCRDs()
 			if tt.foreign {
 				o.makeRuntimeClass()
 			}
@@ -159,17 +159,29 @@ func (o operatorBox) node() *corev1.Node {
 	return &nodes.Items[0]
 }
 
-// applyCRD makes one of the embedded CRDs, as a Prometheus of somebody else's would.
-func (o operatorBox) applyCRD(path string) {
+// applyCRDs makes the CRDs of all other components, as they would be on a whole box:
+// the operator keeps every CRD of the cluster in memory.
+func (o operatorBox) applyCRDs() {
 	o.t.Helper()
-	f, err := assets.FS().Open(path)
-	must(o.t, err)
-	defer func() { _ = f.Close() }()
-	crd := &unstructured.Unstructured{}
-	must(o.t, yaml.NewYAMLOrJSONDecoder(f, 4096).Decode(&crd.Object))
-	_, err = o.dynamic.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}).
-		Create(o.t.Context(), crd, metav1.CreateOptions{})
-	must(o.t, err)
+	crds := o.dynamic.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	must(o.t, fs.WalkDir(assets.FS(), "crds", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			if d != nil && (d.Name() == "gpu-operator" || d.Name() == "nfd") {
+				return fs.SkipDir
+			}
+			return err
+		}
+		raw, err := fs.ReadFile(assets.FS(), path)
+		if err != nil {
+			return err
+		}
+		crd := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal(raw, &crd.Object); err != nil {
+			return err
+		}
+		_, err = crds.Create(o.t.Context(), crd, metav1.CreateOptions{})
+		return err
+	}))
 }
 
 func (o operatorBox) makeRuntimeClass() {

@@ -10,12 +10,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	corev1 "k8s.io/api/core/v1"
@@ -105,14 +107,22 @@ kubelet-arg: [image-gc-high-threshold=100, image-gc-low-threshold=99, "eviction-
 	}
 	t.Run("the second start has imported an image", func(t *testing.T) {
 		if out := h.must(t, "k3s", "ctr", "images", "list", "-q"); !strings.Contains(out, importedImage) {
-			t.Errorf("there are only\n%s\n%s", out, h.log())
+			t.Errorf("there are only\n%s\n%s", out, h.must(t, "grep", "import", "/var/log/k3s.log"))
 		}
 	})
 	t.Run("a reboot at another address brings everything back", func(t *testing.T) {
 		old := container(t, client, pod)
+		boot := h.must(t, "cat", "/proc/sys/kernel/random/boot_id")
+		h.must(t, "touch", "/run/gone", "/tmp/gone", "/root/kept")
 		out := run(t, 3*time.Minute, filepath.Join(bin, "llmbox-lab"), "reboot", "--dir", h.Dir, "--address", "10.99.0.2")
 		if !strings.Contains(out, "10.99.0.2") {
 			t.Errorf("reboot says %s", out)
+		}
+		if now := h.must(t, "cat", "/proc/sys/kernel/random/boot_id"); now == boot {
+			t.Error("two boots have one name")
+		}
+		if left := h.must(t, "sh", "-c", "ls -d /run/gone /tmp/gone /root/kept 2>/dev/null || true"); left != "/root/kept\n" {
+			t.Errorf("of /run, /tmp and /root there is left: %s", left)
 		}
 		client := h.client(t)
 		usable(t, h, "10.99.0.2")
@@ -422,6 +432,12 @@ const importedImage = "docker.io/llmbox-lab/imported:1"
 func putImage(t *testing.T, dir string) {
 	t.Helper()
 	image, err := random.Image(4096, 2)
+	must(t, err)
+	config, err := image.ConfigFile()
+	must(t, err)
+	config = config.DeepCopy()
+	config.OS, config.Architecture = "linux", runtime.GOARCH
+	image, err = mutate.ConfigFile(image, config)
 	must(t, err)
 	tag, err := name.NewTag(importedImage)
 	must(t, err)

@@ -109,6 +109,7 @@ func (p policies) modelServer() {
 	p.label("envoy-gateway-system", "other", "app.kubernetes.io/component", "proxy")
 	all(reached, "llm/neighbour", "llmbox-system/other", "envoy-gateway-system/other")
 	all(refused, "llmbox-system/gate")
+	p.without("model-server-clients", func() { all(refused, "llm/neighbour") }) // its own namespace keeps it in
 	p.label("llm", "neighbour", accessModel, "")
 	p.label("llmbox-system", "other", accessModel, "")
 	p.label("llmbox-system", "gate", accessModel, "true")

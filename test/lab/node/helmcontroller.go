@@ -1,6 +1,14 @@
 package node
 
 import (
+	"context"
+	"errors"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/rest"
+
 	"github.com/llmbox-dev/llmbox/test/lab/process"
 	"github.com/llmbox-dev/llmbox/test/lab/programs"
 )
@@ -12,4 +20,22 @@ func (c config) startHelmController(group *process.Group, set programs.Set) erro
 	return c.start(group, "helm-controller", set.Path("helm-controller"),
 		"--kubeconfig=/lab/config/helm-controller.kubeconfig", "--namespace=", "--controller-name=helm-controller",
 		"--node-name="+nodeName, "--job-cluster-role=cluster-admin")
+}
+
+// untilHelmControllerLeads waits until it works: its CRDs come before its Lease.
+func (c config) untilHelmControllerLeads(ctx context.Context, group *process.Group, admin *rest.Config) error {
+	client, err := coordinationv1client.NewForConfig(admin)
+	if err != nil {
+		return fmt.Errorf("making a client: %w", err)
+	}
+	return c.until(ctx, group, "helm-controller", func(ctx context.Context) error {
+		lease, err := client.Leases("kube-system").Get(ctx, "helm-controller-lock", metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("looking for its Lease: %w", err)
+		}
+		if lease.Spec.RenewTime == nil {
+			return errors.New("nobody holds its Lease")
+		}
+		return nil
+	})
 }

@@ -218,6 +218,11 @@ func (c config) run(ctx, starting context.Context, ready func(Ready) error) (up 
 	if err := c.untilUsable(starting, group, admin); err != nil {
 		return false, err
 	}
+	if c.HelmController {
+		if err := c.untilHelmControllerLeads(starting, group, admin); err != nil {
+			return false, err
+		}
+	}
 	r := Ready{Hub: "http://" + nodeAddress + ":" + hubPort}
 	for _, s := range registry.Served() {
 		if s.StandIn {

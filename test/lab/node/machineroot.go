@@ -87,6 +87,9 @@ func (m machineConfig) enterRoot() error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("making the machine's root: %w", err)
 	}
+	if err := m.nameBoot(at("proc/sys/kernel/random/boot_id")); err != nil {
+		return fmt.Errorf("making the machine's root: %w", err)
+	}
 	if err := m.addToolkit(root); err != nil {
 		return fmt.Errorf("making the machine's root: %w", err)
 	}
@@ -95,6 +98,21 @@ func (m machineConfig) enterRoot() error {
 		return fmt.Errorf("making the machine's root: %w", err)
 	}
 	return leaveFor(root)
+}
+
+// nameBoot gives each boot a name of its own, as a kernel that has started has one.
+func (m machineConfig) nameBoot(path string) error {
+	raw := make([]byte, 16)
+	if _, err := rand.Read(raw); err != nil {
+		return fmt.Errorf("naming a boot: %w", err)
+	}
+	raw[6], raw[8] = raw[6]&0x0f|0x40, raw[8]&0x3f|0x80
+	h := hex.EncodeToString(raw)
+	file := filepath.Join(m.dir(), "boot_id")
+	if err := write(file, strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")+"\n"); err != nil {
+		return err
+	}
+	return bind(file, path, true)
 }
 
 // addToolkit makes the machine one on which driver and container toolkit are installed,
