@@ -34,6 +34,7 @@ type fakeAPI struct {
 	answered bool     // whether that one is carried out before the end
 	proxy    int      // status that the proxy answers in Vault's place; 0: none
 	syncs    bool     // an External Secrets is at work
+	refuses  string   // object whose changes are forbidden
 	hidden   []string // everything that must not be seen
 }
 
@@ -43,6 +44,10 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	a.vault.wipe()
 	a.put("persistentvolumeclaims", vaultNamespace, vaultClaim)
 	a.put("pods", vaultNamespace, vaultPod)
+	a.create(objectPath("pods", vaultNamespace, unsealerPod), map[string]any{"metadata": map[string]any{
+		"namespace": vaultNamespace, "name": unsealerPod,
+		"labels": map[string]any{"app.kubernetes.io/name": "vault", "app.kubernetes.io/component": "unsealer"},
+	}})
 	a.server = httptest.NewServer(a)
 	t.Cleanup(a.server.Close)
 	return a
@@ -152,6 +157,10 @@ func (a *fakeAPI) serve(w http.ResponseWriter, r *http.Request) {
 	meta, _ := object["metadata"].(map[string]any)
 	have := a.objects[r.URL.Path]
 	switch {
+	case r.Method == http.MethodGet && r.URL.Path == "/api/v1/namespaces/vault/pods":
+		a.list(w, r)
+	case a.refuses != "" && r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/"+a.refuses):
+		status(w, http.StatusForbidden, "Forbidden")
 	case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/token"):
 		account := strings.TrimSuffix(r.URL.Path, "/token")
 		if a.objects[account] == nil {
@@ -216,6 +225,29 @@ func (a *fakeAPI) serve(w http.ResponseWriter, r *http.Request) {
 		status(w, http.StatusMethodNotAllowed, "MethodNotAllowed")
 	}
 }
+
+// list answers with the pods of Vault's namespace that have the labels asked for.
+func (a *fakeAPI) list(w http.ResponseWriter, r *http.Request) {
+	items := []any{}
+	for _, path := range slices.Sorted(maps.Keys(a.objects)) {
+		if !strings.HasPrefix(path, r.URL.Path+"/") {
+			continue
+		}
+		meta, _ := a.objects[path]["metadata"].(map[string]any)
+		have, _ := meta["labels"].(map[string]any)
+		matches := true
+		for want := range strings.SplitSeq(r.URL.Query().Get("labelSelector"), ",") {
+			name, value, ok := strings.Cut(want, "=")
+			matches = matches && (!ok || have[name] == value)
+		}
+		if matches {
+			items = append(items, a.objects[path])
+		}
+	}
+	reply(w, http.StatusOK, map[string]any{"kind": "PodList", "apiVersion": "v1", "metadata": map[string]any{}, "items": items})
+}
+
+const unsealerPod = "vault-unsealer-7d9f"
 
 const externalSecretPath = "/apis/external-secrets.io/v1/namespaces/llm/externalsecrets/gateway-keys"
 

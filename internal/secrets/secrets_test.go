@@ -230,6 +230,54 @@ func TestSetUp(t *testing.T) {
 	converged(t, api)
 }
 
+// told is the version of the key that a pod was told of.
+func told(api *fakeAPI, pod string) string {
+	meta, _ := api.objects[objectPath("pods", vaultNamespace, pod)]["metadata"].(map[string]any)
+	notes, _ := meta["annotations"].(map[string]any)
+	note, _ := notes[unsealKeyAnnotation].(string)
+	return note
+}
+
+func unsealerKnows(t *testing.T, api *fakeAPI) {
+	t.Helper()
+	kept, _ := api.objects[objectPath("secrets", vaultNamespace, unsealName)]["metadata"].(map[string]any)
+	if got := told(api, unsealerPod); got == "" || got != kept["resourceVersion"] {
+		t.Errorf("the unsealer's pod was told %q, the Secret is %v", got, kept["resourceVersion"])
+	}
+}
+
+// The unsealer's pod is told of a new key, so that kubelet brings it at once; of that pod
+// nothing else is changed, and a pod that can't be changed stops nothing.
+func TestUnsealerIsTold(t *testing.T) {
+	api := newBox(t)
+	if err := api.run(VaultOptions{}).SetUp(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	unsealerKnows(t, api)
+	if got := told(api, vaultPod); got != "" {
+		t.Errorf("Vault's own pod was told %q", got)
+	}
+	patches := 0
+	for _, line := range api.log {
+		if strings.HasPrefix(line, "PATCH ") {
+			patches++
+		}
+	}
+	if patches != 1 {
+		t.Errorf("%d patches, want one:\n%s", patches, strings.Join(api.log, "\n"))
+	}
+
+	refusing := newBox(t)
+	refusing.refuses = unsealerPod
+	if err := refusing.run(VaultOptions{}).SetUp(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	converged(t, refusing)
+	if got := told(refusing, unsealerPod); got != "" {
+		t.Errorf("the refusal did not happen: %q", got)
+	}
+}
+
 // TestSetUpKilled stops a run at each of its requests, before and after the
 // server carried it out, and runs again.
 func TestSetUpKilled(t *testing.T) {
@@ -269,6 +317,7 @@ func TestSetUpKilled(t *testing.T) {
 				continue
 			}
 			converged(t, api)
+			unsealerKnows(t, api)
 		}
 	}
 	want := []string{

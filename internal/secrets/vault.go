@@ -2,6 +2,7 @@ package secrets
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -35,6 +36,10 @@ const (
 	// claimAnnotation on the bootstrap Secret holds the UID of the volume claim
 	// on which an initialisation was started.
 	claimAnnotation = "llmbox.dev/initialising-claim"
+	// unsealKeyAnnotation on the unsealer's pod is the version of the Secret with
+	// the key that it was told of.
+	unsealKeyAnnotation = "llmbox.dev/unseal-key-version"
+	unsealerLabels      = "app.kubernetes.io/name=vault,app.kubernetes.io/component=unsealer"
 
 	kvMount         = "llmbox"
 	authMount       = "kubernetes"
@@ -161,6 +166,7 @@ func (v *Vault) SetUp(ctx context.Context) error {
 	if err := v.keepUnsealKey(ctx, boot); err != nil {
 		return err
 	}
+	v.hurryUnsealer(ctx, boot)
 	if err := v.open(ctx, status, boot); err != nil {
 		return err
 	}
@@ -288,6 +294,36 @@ func (v *Vault) keepUnsealKey(ctx context.Context, boot *corev1.Secret) error {
 		data[unsealKey] = want
 		return true, nil
 	})
+}
+
+// hurryUnsealer changes the unsealer's pod, which has kubelet bring its volume up to
+// date at once. By itself it looks after a minute or more, and a Vault that is started
+// anew until then would stay sealed. A run that was stopped before it came here does it
+// again, as the bootstrap Secret is still there. Whatever goes wrong is no error: the key
+// arrives anyway, only later.
+func (v *Vault) hurryUnsealer(ctx context.Context, boot *corev1.Secret) {
+	if boot == nil || len(boot.Data[unsealKey]) == 0 {
+		return
+	}
+	kept, err := v.secret(ctx, unsealName)
+	if err != nil || kept == nil {
+		return
+	}
+	pods, err := v.kube.CoreV1().Pods(vaultNamespace).List(ctx, metav1.ListOptions{LabelSelector: unsealerLabels})
+	if err != nil {
+		return
+	}
+	for _, pod := range pods.Items {
+		if pod.Annotations[unsealKeyAnnotation] == kept.ResourceVersion {
+			continue
+		}
+		// This annotation and nothing else of the pod is sent.
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{unsealKeyAnnotation: kept.ResourceVersion}}})
+		if err != nil {
+			return
+		}
+		_, _ = v.kube.CoreV1().Pods(vaultNamespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: cluster.FieldManager})
+	}
 }
 
 // open unseals if need be and waits until Vault works.

@@ -58,6 +58,7 @@ func vaultOn(t *testing.T, bin, storage string) {
 	t.Log(v.install(t))
 
 	t.Run("it is initialised and open", v.sub(vaultBox.isOpen))
+	t.Run("the unsealer has the key at once", func(t *testing.T) { v.with(t).unsealerHasKey(bin, lab) })
 	t.Run("its root token is revoked", v.sub(vaultBox.rootTokenIsRevoked))
 	t.Run("the box's own login writes and reads", v.sub(vaultBox.ownLogin))
 	t.Run("the login of External Secrets reads only", v.sub(vaultBox.externalSecretsLogin))
@@ -162,6 +163,26 @@ func (v vaultBox) isOpen() {
 	}
 	if got := v.metric(); got != "1" {
 		v.t.Errorf("vault_core_unsealed is %q", got)
+	}
+}
+
+// unsealerHasKey looks at the unsealer's volume as kubelet has it on the node's disk; by
+// itself kubelet would come to it after a minute or more.
+func (v vaultBox) unsealerHasKey(bin string, lab *lab) {
+	began := time.Now()
+	pod := v.pod("app.kubernetes.io/component=unsealer")
+	path := "/var/lib/kubelet/pods/" + string(pod.UID) + "/volumes/kubernetes.io~secret/unseal/unseal-key"
+	for {
+		out := run(v.t, time.Minute, filepath.Join(bin, "llmbox-lab"), "exec", "--dir", lab.Dir, "--root", "--", "sh", "-c",
+			"test -s "+path+" && echo there || echo missing")
+		if strings.HasSuffix(strings.TrimSpace(out), "there") {
+			v.t.Logf("there %s after llmbox had ended", time.Since(began).Round(10*time.Millisecond))
+			return
+		}
+		if time.Since(began) > 5*time.Second {
+			v.t.Fatalf("the unsealer has no key: %s", out)
+		}
+		time.Sleep(200 * time.Millisecond)
 	}
 }
 
@@ -365,8 +386,7 @@ func (v vaultBox) secondInstall() {
 	}
 }
 
-// survivesItsPod starts Vault anew twice: kubelet may take a minute until the key that
-// llmbox just kept is in the unsealer's volume, and has it the second time.
+// survivesItsPod starts Vault anew twice.
 func (v vaultBox) survivesItsPod() {
 	for range 2 {
 		v.renew(false)
