@@ -1,9 +1,10 @@
 // Command proxy-standin takes the place of Envoy: it takes its configuration from
 // Envoy Gateway's xDS server, as Envoy does, and of that configuration it honours
 // what a box needs to serve: listeners, virtual hosts, path matches, API keys (checked,
-// forwarded as a client's name, removed), clusters and their endpoints.
+// forwarded as a client's name, removed), a route's local rate limit (that of all clients
+// together), clusters and their endpoints.
 //
-// It has no TLS towards clients, no rate limits, timeouts, retries, circuit breakers,
+// It has no TLS towards clients, no rate limits of single clients, timeouts, retries, circuit breakers,
 // header rules or load balancing policies; it counts requests, connections and endpoints
 // under Envoy's names, and leaves at 0 what it has not.
 // A route that asks for something it can't match is refused, never guessed.

@@ -20,7 +20,7 @@ type metrics struct {
 	registry *prometheus.Registry
 	began    time.Time
 
-	keysAllowed, keysRefused                *prometheus.CounterVec
+	keysAllowed, keysRefused, rateLimited   *prometheus.CounterVec
 	answered                                *prometheus.CounterVec
 	active, connections                     *prometheus.GaugeVec
 	received, sent                          *prometheus.CounterVec
@@ -37,6 +37,7 @@ const (
 	prefixLabel  = "envoy_http_conn_manager_prefix"
 	clusterLabel = "envoy_cluster_name"
 	classLabel   = "envoy_response_code_class"
+	limitLabel   = "envoy_local_http_ratelimit_prefix"
 )
 
 // daysLeft looks at the client certificate. Without one it says what Envoy says.
@@ -69,6 +70,7 @@ func newMetrics(certs string) *metrics {
 	}
 	m.keysAllowed = counter("envoy_http_api_key_auth_allowed", prefixLabel)
 	m.keysRefused = counter("envoy_http_api_key_auth_unauthorized", prefixLabel)
+	m.rateLimited = counter("envoy_http_local_rate_limit_rate_limited", limitLabel)
 	m.answered = counter("envoy_http_downstream_rq_xx", prefixLabel, classLabel)
 	m.active = gauge("envoy_http_downstream_rq_active", prefixLabel)
 	m.connections = gauge("envoy_http_downstream_cx_active", prefixLabel)
@@ -124,6 +126,9 @@ func (m *metrics) know(c *configuration) {
 		for class := 1; class <= 5; class++ {
 			m.answered.WithLabelValues(prefix, strconv.Itoa(class))
 		}
+	}
+	for _, prefix := range c.limits() {
+		m.rateLimited.WithLabelValues(prefix)
 	}
 	for _, cluster := range c.clusters {
 		name := statName(cluster)

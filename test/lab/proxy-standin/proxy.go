@@ -20,9 +20,13 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	apikeyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/api_key_auth/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/local_ratelimit/v3"
 )
 
-const apiKeyFilter = "envoy.filters.http.api_key_auth"
+const (
+	apiKeyFilter    = "envoy.filters.http.api_key_auth"
+	rateLimitFilter = "envoy.filters.http.local_ratelimit"
+)
 
 type proxy struct {
 	config  atomic.Pointer[configuration]
@@ -30,6 +34,7 @@ type proxy struct {
 	turn    atomic.Uint64
 	active  atomic.Int64
 	failed  atomic.Bool
+	limits  buckets
 
 	mu      sync.Mutex
 	servers map[uint32]*http.Server
@@ -123,6 +128,18 @@ func (p *proxy) serve(w *counted, r *http.Request, c *configuration, route *rout
 			return
 		}
 		p.metrics.keysAllowed.WithLabelValues(prefix).Inc()
+	}
+	if raw := route.GetTypedPerFilterConfig()[rateLimitFilter]; raw != nil {
+		limit := &ratelimitv3.LocalRateLimit{}
+		if err := raw.UnmarshalTo(limit); err != nil {
+			answer(w, http.StatusInternalServerError, "reading the route's rate limit: "+err.Error())
+			return
+		}
+		if b := limit.GetTokenBucket(); b != nil && !p.limits.take(route.GetName(), b, time.Now()) {
+			p.metrics.rateLimited.WithLabelValues(limit.GetStatPrefix()).Inc()
+			answer(w, http.StatusTooManyRequests, "local_rate_limited")
+			return
+		}
 	}
 	target, cluster, err := p.endpoint(c, route.GetRoute())
 	if err != nil {

@@ -3,14 +3,20 @@ package main
 import (
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
+	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	apikeyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/api_key_auth/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/local_ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 func TestBootstrap(t *testing.T) {
@@ -65,6 +71,11 @@ func TestServes(t *testing.T) {
 		HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{Address: &corev3.Address{Address: &corev3.Address_SocketAddress{
 			SocketAddress: &corev3.SocketAddress{Address: host, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: number}}}}}},
 	}}}}}
+	limit, err := anypb.New(&ratelimitv3.LocalRateLimit{StatPrefix: "http_local_rate_limiter", TokenBucket: &typev3.TokenBucket{
+		MaxTokens: 2, TokensPerFill: wrapperspb.UInt32(2), FillInterval: durationpb.New(time.Hour)}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	to := func(cluster string) *routev3.Route_Route {
 		return &routev3.Route_Route{Route: &routev3.RouteAction{ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster}}}
 	}
@@ -74,6 +85,8 @@ func TestServes(t *testing.T) {
 			Domains: []string{"*"},
 			Routes: []*routev3.Route{
 				{Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_PathSeparatedPrefix{PathSeparatedPrefix: "/v1"}}, Action: to("model"), TypedPerFilterConfig: map[string]*anypb.Any{apiKeyFilter: auth}},
+				{Name: "limited", Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Path{Path: "/limited"}}, Action: to("model"),
+					TypedPerFilterConfig: map[string]*anypb.Any{apiKeyFilter: auth, rateLimitFilter: limit}},
 				{Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Path{Path: "/empty"}}, Action: to("nobody")},
 				{Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_ConnectMatcher_{}}, Action: to("model")},
 			},
@@ -90,6 +103,10 @@ func TestServes(t *testing.T) {
 		{"without a key", "/v1/models", "", "", 401},
 		{"with a wrong key", "/v1/models", "Authorization", "Bearer wrong", 401},
 		{"an empty key", "/v1/models", "Authorization", "Bearer ", 401},
+		{"within the limit", "/limited", "x-api-key", "right", 200},
+		{"refused before it is counted", "/limited", "x-api-key", "wrong", 401},
+		{"the last within the limit", "/limited", "x-api-key", "right", 200},
+		{"beyond the limit", "/limited", "x-api-key", "right", 429},
 		{"no endpoint", "/empty", "", "", 503},
 		{"a match that is not known", "/v1x", "", "", 500},
 	} {
@@ -115,5 +132,43 @@ func TestServes(t *testing.T) {
 				t.Errorf("the server saw %v", got)
 			}
 		})
+	}
+	w := httptest.NewRecorder()
+	p.stats().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/stats/prometheus", nil))
+	if want := `envoy_http_local_rate_limit_rate_limited{envoy_local_http_ratelimit_prefix="http_local_rate_limiter"} 1`; !strings.Contains(w.Body.String(), want) {
+		t.Errorf("the metrics lack %s", want)
+	}
+}
+
+// A bucket is filled by and by, up to what it holds, and anew when its limit changes.
+func TestBuckets(t *testing.T) {
+	limit := func(most, fill uint32) *typev3.TokenBucket {
+		return &typev3.TokenBucket{MaxTokens: most, TokensPerFill: wrapperspb.UInt32(fill), FillInterval: durationpb.New(time.Minute)}
+	}
+	began := time.Unix(0, 0)
+	var b buckets
+	for _, tt := range []struct {
+		after time.Duration
+		route string
+		limit *typev3.TokenBucket
+		takes int
+		got   int
+	}{
+		{0, "a", limit(3, 2), 5, 3},
+		{0, "b", limit(1, 1), 2, 1},
+		{59 * time.Second, "a", limit(3, 2), 1, 0},
+		{61 * time.Second, "a", limit(3, 2), 3, 2},
+		{time.Hour, "a", limit(3, 2), 5, 3},
+		{time.Hour, "a", limit(5, 2), 9, 5},
+	} {
+		got := 0
+		for range tt.takes {
+			if b.take(tt.route, tt.limit, began.Add(tt.after)) {
+				got++
+			}
+		}
+		if got != tt.got {
+			t.Errorf("after %s, route %s: %d of %d were let through, want %d", tt.after, tt.route, got, tt.takes, tt.got)
+		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/local_ratelimit/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
@@ -172,6 +173,22 @@ func (s snapshot) read() (*configuration, error) {
 	slices.Sort(c.endpointNames)
 	c.routeNames, c.endpointNames = slices.Compact(c.routeNames), slices.Compact(c.endpointNames)
 	return c, nil
+}
+
+// limits are the names under which rate limits of the routes are counted.
+func (c *configuration) limits() []string {
+	var names []string
+	for _, routes := range c.listeners {
+		for _, host := range routes.GetVirtualHosts() {
+			for _, route := range host.GetRoutes() {
+				limit := &ratelimitv3.LocalRateLimit{}
+				if raw := route.GetTypedPerFilterConfig()[rateLimitFilter]; raw != nil && raw.UnmarshalTo(limit) == nil {
+					names = append(names, limit.GetStatPrefix())
+				}
+			}
+		}
+	}
+	return names
 }
 
 func assignment(c *clusterv3.Cluster) string {

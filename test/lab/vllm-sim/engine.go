@@ -29,7 +29,7 @@ type engine struct {
 }
 
 func newEngine(o options) *engine {
-	return &engine{options: o, slots: make(chan struct{}, o.maxRunning), stopped: make(chan struct{}), metrics: newMetrics()}
+	return &engine{options: o, slots: make(chan struct{}, o.maxRunning), stopped: make(chan struct{}), metrics: newMetrics(o.drafts)}
 }
 
 func (e *engine) load() (running, waiting int64) { return e.running.Load(), e.waiting.Load() }

@@ -57,6 +57,7 @@ type options struct {
 	prefill    time.Duration
 	perToken   time.Duration
 	maxRunning int
+	drafts     bool   // speculative decoding is on
 	weights    string // HF_HOME; empty: do not look
 }
 
@@ -104,6 +105,8 @@ func parse(args []string, env func(string) string) (options, error) {
 			o.maxLen, err = strconv.Atoi(value)
 		case "--max-num-seqs":
 			o.maxRunning, err = strconv.Atoi(value)
+		case "--speculative-config":
+			o.drafts = true
 		case "--shutdown-timeout":
 			o.shutdown, err = seconds(value)
 		}

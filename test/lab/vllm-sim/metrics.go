@@ -51,6 +51,11 @@ func (c *counted) WriteHeader(code int) {
 // Unwrap lets http.ResponseController reach Flush.
 func (c *counted) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
+const (
+	draftTokens    = "vllm:spec_decode_num_draft_tokens_total"
+	acceptedTokens = "vllm:spec_decode_num_accepted_tokens_total"
+)
+
 type histogram struct {
 	bounds []float64
 	counts []float64
@@ -58,7 +63,9 @@ type histogram struct {
 	count  float64
 }
 
-func newMetrics() *metrics {
+// newMetrics starts at zero; drafts says whether there is speculative decoding, without
+// which vLLM has no counters of it.
+func newMetrics(drafts bool) *metrics {
 	wait := []float64{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560}
 	step := []float64{0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
 	whole := []float64{0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}
@@ -84,6 +91,9 @@ func newMetrics() *metrics {
 		"vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
 	} {
 		m.counters[name] = 0
+	}
+	if drafts {
+		m.counters[draftTokens], m.counters[acceptedTokens] = 0, 0
 	}
 	for _, end := range []string{"stop", "length", "abort", "error"} {
 		m.ends[end] = 0
@@ -124,6 +134,11 @@ func (m *metrics) generated() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.counters["vllm:generation_tokens_total"]++
+	// Made up: each second draft is accepted.
+	if _, ok := m.counters[draftTokens]; ok {
+		m.counters[draftTokens] += 2
+		m.counters[acceptedTokens]++
+	}
 }
 
 func (m *metrics) finished(reason string, whole, decode time.Duration, prompt, tokens int) {
