@@ -93,8 +93,9 @@ operators in the right order, and is done when a real token came back through
 the gateway. Run it again after whatever went wrong: it goes on where it was.`,
 		Example: `  llmbox plan --gpu l4                    what would be installed, in five seconds
   llmbox rehearse                         the whole install against a real API server, without a GPU
+  sudo llmbox install                     this machine becomes a box
   llmbox install --kubeconfig ~/.kube/config --model Qwen/Qwen3-8B
-  llmbox status`,
+  sudo llmbox status`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		// Only an unknown command gets here with arguments.
@@ -112,7 +113,7 @@ the gateway. Run it again after whatever went wrong: it goes on where it was.`,
 	f.StringVar(&a.logFile, "log-file", "", "append every event to this file as NDJSON")
 	f.BoolVar(&a.noColor, "no-color", false, "no colour, as with NO_COLOR")
 	f.BoolVarP(&a.yes, "yes", "y", false, "answer every question with yes")
-	f.StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of an existing cluster (default $KUBECONFIG)")
+	f.StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of an existing cluster (default $KUBECONFIG, else the box on this machine)")
 	f.StringVar(&a.kubecontext, "context", "", "context in the kubeconfig")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{err, helpOf(cmd)} })
 	root.PersistentPreRunE = func(*cobra.Command, []string) error {
@@ -126,7 +127,7 @@ the gateway. Run it again after whatever went wrong: it goes on where it was.`,
 		a.imagesCommand(), a.rehearseCommand(), a.versionCommand(), a.eventsSchemaCommand(),
 		a.modelsCommand(a.machineGPUs), a.preflightCommand(),
 		a.keysCommand(), a.chatCommand(),
-		incluster.Command(),
+		incluster.Command(), a.hostCommand(),
 	)
 	return root
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/llmbox-dev/llmbox/internal/config"
 	"github.com/llmbox-dev/llmbox/internal/installer"
 	"github.com/llmbox-dev/llmbox/internal/installer/helmchart"
+	"github.com/llmbox-dev/llmbox/internal/k3s"
 	"github.com/llmbox-dev/llmbox/internal/model"
 )
 
@@ -61,11 +62,12 @@ func exitCode(err error) int {
 		errors.Is(err, chart.ErrValues), errors.Is(err, chart.ErrRender), errors.Is(err, chart.ErrLoad),
 		errors.Is(err, component.ErrCycle), errors.Is(err, component.ErrUnknownNeed),
 		errors.Is(err, component.ErrNeedOff), errors.Is(err, component.ErrDuplicate),
-		errors.Is(err, cluster.ErrNoKubeconfig):
+		errors.Is(err, cluster.ErrNoKubeconfig), errors.Is(err, k3s.ErrSetting):
 		return exitUsage
 	case errors.Is(err, installer.ErrCheckFailed), errors.Is(err, cluster.ErrUnreachable),
 		errors.Is(err, cluster.ErrUnauthorized), errors.Is(err, cluster.ErrForbidden),
 		errors.Is(err, helmchart.ErrNoController),
+		errors.Is(err, k3s.ErrForeign), errors.Is(err, k3s.ErrRuntime), errors.Is(err, k3s.ErrNoAddress), errors.Is(err, k3s.ErrVersion),
 		errors.As(err, &capability), errors.As(err, &memory):
 		return exitCheckFailed
 	case errors.Is(err, errWarnings):

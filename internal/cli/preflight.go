@@ -21,6 +21,7 @@ import (
 	"github.com/llmbox-dev/llmbox/internal/finding"
 	"github.com/llmbox-dev/llmbox/internal/gpu"
 	"github.com/llmbox-dev/llmbox/internal/installer"
+	"github.com/llmbox-dev/llmbox/internal/k3s"
 	"github.com/llmbox-dev/llmbox/internal/model"
 	"github.com/llmbox-dev/llmbox/internal/preflight"
 	"github.com/llmbox-dev/llmbox/internal/preflight/text"
@@ -38,6 +39,8 @@ type preflightFlags struct {
 	all        bool
 	fix        bool
 	gpuTimeout time.Duration
+	// adopt says that a k3s of somebody else's shall become the box's.
+	adopt bool
 }
 
 func (a *app) preflightCommand() *cobra.Command {
@@ -160,13 +163,17 @@ func (a *app) hostFindings(ctx context.Context, cmd *cobra.Command, box *boxFlag
 	if err != nil {
 		return hostLook{}, fmt.Errorf("ordering the components: %w", err)
 	}
+	installed, running := a.boxHere(ctx, before.box, flags)
+	// What runs already needs nothing of the network.
+	flags.offline = flags.offline || running
 	facts, err := a.machine(ctx, flags, installer.Need(nodes, before.box, model.Choice{}, before.table.K3s.Shipped))
 	if err != nil {
 		return hostLook{}, err
 	}
+	facts.Need.Installed = installed
 	box.noAssumption = true
 	box.readGPUs = func(context.Context) ([]model.GPUFact, error) {
-		report := facts.GPUReport()
+		report := facts.FreedGPUReport()
 		if report == nil {
 			return nil, nil
 		}
@@ -177,6 +184,7 @@ func (a *app) hostFindings(ctx context.Context, cmd *cobra.Command, box *boxFlag
 		return hostLook{}, err
 	}
 	need := installer.Need(nodes, decided.box, decided.choice, decided.table.K3s.Shipped)
+	need.Installed = installed
 	// A snapshot that was taken offline says nothing about the network.
 	var asked []snapshot.HTTPS
 	state, _ := facts.Probe(snapshot.ProbeHTTPS, &asked)
@@ -184,6 +192,24 @@ func (a *app) hostFindings(ctx context.Context, cmd *cobra.Command, box *boxFlag
 	facts.Need = need
 	found := preflight.Judge(ctx, preflight.Checks(), facts)
 	return hostLook{facts: facts, found: preflight.Arrange(append(found, preflight.ModelFit(decided.fit())))}, nil
+}
+
+// boxHere says whether a box of ours is on the machine, and whether its k3s runs. One
+// that is about to be taken over counts as ours.
+func (a *app) boxHere(ctx context.Context, box config.Box, flags preflightFlags) (installed, running bool) {
+	if flags.snapshot != "" || runtime.GOOS != "linux" {
+		return false, false
+	}
+	host, err := a.thisMachine()
+	if err != nil {
+		return false, false
+	}
+	existing, err := host.K3s(box).Existing(ctx)
+	if err != nil {
+		return false, false
+	}
+	installed = existing.Whose == k3s.Llmboxes || existing.Whose == k3s.Adopted || existing.Whose == k3s.Somebodys && flags.adopt
+	return installed, installed && existing.Running
 }
 
 // fit is how the model fits the GPUs, the zero value without GPUs.
@@ -286,35 +312,17 @@ func (a *app) color() bool {
 	return a.env.Terminal && !a.noColor && a.env.Getenv("NO_COLOR") == "" && a.env.Getenv("TERM") != "dumb"
 }
 
-// verdict turns findings into the command's end. What follows from another failure
-// is not named beside it, unless that one is ignored: then it stands for itself.
+// verdict turns findings into the command's end.
 func verdict(found []finding.Finding, ignore []string, strictWarnings bool) error {
-	known := map[string]bool{}
-	stops := map[string]bool{}
-	warned := false
-	for _, f := range found {
-		known[f.ID] = true
-		warned = warned || f.Severity == finding.Warn
-		if f.Severity == finding.Fail && (f.Strict || !slices.Contains(ignore, f.ID)) {
-			stops[f.ID] = true
-		}
-	}
 	for _, id := range ignore {
-		if !known[id] {
+		if !slices.ContainsFunc(found, func(f finding.Finding) bool { return f.ID == id }) {
 			return &config.Error{Place: "flag --ignore", Problem: fmt.Sprintf("no check is called %q", id), Fix: "llmbox preflight --all lists them"}
 		}
 	}
-	var stopping []string
-	for _, f := range found {
-		explained := slices.ContainsFunc(f.Causes, func(id string) bool { return stops[id] })
-		if stops[f.ID] && !explained {
-			stopping = append(stopping, f.ID)
-		}
-	}
-	if len(stopping) > 0 {
+	if stopping := preflight.Stopping(found, ignore); len(stopping) > 0 {
 		return fmt.Errorf("%w: %s", installer.ErrCheckFailed, strings.Join(stopping, ", "))
 	}
-	if warned && strictWarnings {
+	if strictWarnings && slices.ContainsFunc(found, func(f finding.Finding) bool { return f.Severity == finding.Warn }) {
 		return errWarnings
 	}
 	return nil

@@ -100,21 +100,12 @@ func (a *app) runRehearse(cmd *cobra.Command, flags *boxFlags, keep bool) (err e
 		return l.Set("gateway.port", lab.GatewayPort, config.Computed("a free port for the rehearsal"))
 	}
 	a.kubeconfig = lab.Kubeconfig
-	s, err := a.settle(ctx, cmd, flags, true, session.log)
-	if err != nil {
-		return err
-	}
-	secrets, err := installer.NewSecrets(s.client, s.box)
-	if err != nil {
-		return err
-	}
-	engine, err := s.engine(ctx, session.log)
+	target, err := a.target(ctx, cmd, flags, session)
 	if err != nil {
 		return err
 	}
 	_, err = installer.Install(ctx, installer.Options{
-		Plan: s.plan, Client: s.client, Engine: engine, Secrets: secrets, State: s.state, Recorded: s.recorded,
-		Version: a.env.Version, Sink: session.sink, Log: session.log, Interrupt: session.interrupt,
+		Target: target, Version: a.env.Version, Sink: session.sink, Log: session.log, Interrupt: session.interrupt,
 	})
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,6 +17,8 @@ import (
 	"github.com/llmbox-dev/llmbox/internal/config"
 	"github.com/llmbox-dev/llmbox/internal/gpu"
 	"github.com/llmbox-dev/llmbox/internal/installer"
+	"github.com/llmbox-dev/llmbox/internal/k3s"
+	"github.com/llmbox-dev/llmbox/internal/machine"
 	"github.com/llmbox-dev/llmbox/internal/model"
 )
 
@@ -43,6 +46,8 @@ type boxFlags struct {
 	readGPUs readGPUs
 	// noAssumption leaves a box without known GPUs without any.
 	noAssumption bool
+	// machine is the one that becomes the box; nil where a cluster is asked instead.
+	machine *machine.Host
 	// extra sets what a command decides itself, as strongly as a flag.
 	extra func(*config.Layer) error
 }
@@ -175,6 +180,7 @@ func (a *app) decide(ctx context.Context, cmd *cobra.Command, flags *boxFlags, n
 	}
 	s := &settled{table: table}
 	var recordedLayer config.Layer
+	var recorded []byte
 	if needCluster {
 		// What is wrong with the configuration itself is told before any connection.
 		if err := a.check(table, flagLayer, envLayer, fileLayer); err != nil {
@@ -183,14 +189,18 @@ func (a *app) decide(ctx context.Context, cmd *cobra.Command, flags *boxFlags, n
 		if s.client, err = cluster.Connect(ctx, a.kubeconfigPath(), a.kubecontext, connectTimeout); err != nil {
 			return nil, err
 		}
-		var recorded []byte
 		if s.state, s.last, recorded, err = installer.LoadState(ctx, s.client.Kube, log); err != nil {
 			return nil, err
 		}
-		if len(recorded) > 0 {
-			if recordedLayer, err = config.ParseRecorded("recorded choices", recorded); err != nil {
-				return nil, fmt.Errorf("reading the choices of the last run: %w", err)
-			}
+	}
+	if len(recorded) == 0 && flags.machine != nil {
+		if recorded, err = flags.machine.Choices(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if len(recorded) > 0 {
+		if recordedLayer, err = config.ParseRecorded("recorded choices", recorded); err != nil {
+			return nil, fmt.Errorf("reading the choices of the last run: %w", err)
 		}
 	}
 	var computed config.Layer
@@ -226,7 +236,17 @@ func (a *app) decide(ctx context.Context, cmd *cobra.Command, flags *boxFlags, n
 	return s, err
 }
 
-func (a *app) kubeconfigPath() string { return a.kubeconfig }
+// kubeconfigPath is what was named, else that of the box on this machine; empty for
+// kubectl's own rules.
+func (a *app) kubeconfigPath() string {
+	if a.kubeconfig != "" || !a.onThisMachine() {
+		return a.kubeconfig
+	}
+	if _, err := os.Stat(k3s.Kubeconfig); err == nil {
+		return k3s.Kubeconfig
+	}
+	return ""
+}
 
 // check judges the configuration without the cluster's part in it.
 func (a *app) check(table *component.Table, layers ...config.Layer) error {
@@ -263,7 +283,7 @@ func (a *app) fileLayer() (config.Layer, error) {
 func (s *settled) gpuFacts(ctx context.Context, flags *boxFlags, computed *config.Layer) ([]model.GPUFact, error) {
 	product, known := gpu.ProductByKey(s.box.GPU.Product)
 	count := s.box.GPU.Count
-	if s.box.GPU.Product == "" && s.client == nil && flags.readGPUs != nil {
+	if s.box.GPU.Product == "" && (s.client == nil || flags.machine != nil) && flags.readGPUs != nil {
 		facts, err := s.readFacts(ctx, flags.readGPUs, computed)
 		if len(facts) > 0 || err != nil || flags.noAssumption {
 			return facts, err

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/llmbox-dev/llmbox/internal/cluster"
 	"github.com/llmbox-dev/llmbox/internal/event"
 	"github.com/llmbox-dev/llmbox/internal/finding"
+	"github.com/llmbox-dev/llmbox/internal/machine"
 	"github.com/llmbox-dev/llmbox/internal/preflight"
 )
 
@@ -24,8 +24,8 @@ var ErrLockLost = errors.New("the lock was lost to another run")
 // preflightStep is the path of the step before the components.
 const preflightStep = "preflight/cluster"
 
-// Options is what an install works with.
-type Options struct {
+// Target is a cluster to install into and what is to be done there.
+type Target struct {
 	Plan    *Plan
 	Client  *cluster.Client
 	Engine  Engine
@@ -33,6 +33,14 @@ type Options struct {
 	State   *State
 	// Recorded are the choices to keep for the next run, as YAML.
 	Recorded []byte
+}
+
+// Options is what an install works with.
+type Options struct {
+	// Target is where to; with a Machine its Plan and Recorded alone are known at first.
+	Target
+	// Machine becomes the cluster; nil where there is one already.
+	Machine *Machine
 	// Version is llmbox's own.
 	Version string
 	// Ignore lists ids of findings that may fail.
@@ -43,16 +51,16 @@ type Options struct {
 	Interrupt <-chan struct{}
 }
 
-// Install carries out a plan on a cluster that is there already: preflight,
-// lock, components, journal. It emits run.started and, whatever happens,
-// run.done. The event of the summary is returned with the error.
+// Install carries out a plan: on a machine that becomes the cluster first, or on a
+// cluster that is there already; preflight, lock, components, journal. It emits
+// run.started and, whatever happens, run.done. The event of the summary is returned with
+// the error.
 func Install(ctx context.Context, o Options) (*event.Summary, error) {
 	began := time.Now()
 	run := NewRun(o.Plan, o.Client, o.Engine, o.Secrets, o.State, o.Sink, o.Log)
-	planned := append([]event.PlannedStep{{Step: preflightStep, Title: "Preflight"}}, o.Plan.Announce()...)
-	run.emit(event.Event{Type: event.RunStarted, Message: "Installing " + o.Plan.Model.Name, Plan: planned})
+	run.emit(event.Event{Type: event.RunStarted, Message: "Installing " + o.Plan.Model.Name, Plan: o.announce()})
 
-	err := run.guarded(ctx, o)
+	err := run.install(ctx, o)
 
 	outcome := "done"
 	switch {
@@ -68,6 +76,47 @@ func Install(ctx context.Context, o Options) (*event.Summary, error) {
 	}
 	run.emit(done)
 	return summary, err
+}
+
+// announce lists the steps of the run for run.started.
+func (o Options) announce() []event.PlannedStep {
+	components := o.Plan.Announce()
+	if o.Machine == nil {
+		return append([]event.PlannedStep{{Step: preflightStep, Title: "Preflight"}}, components...)
+	}
+	for i := range components {
+		if len(components[i].Needs) == 0 {
+			components[i].Needs = []string{k3sStep}
+		}
+	}
+	return append([]event.PlannedStep{
+		{Step: machineStep, Title: "Preflight of this machine"},
+		{Step: k3sStep, Title: "k3s", Needs: []string{machineStep}},
+		{Step: preflightStep, Title: "Preflight of the cluster", Needs: []string{k3sStep}},
+	}, components...)
+}
+
+// install is the machine's part, where there is one, and the cluster's.
+func (r *Run) install(ctx context.Context, o Options) error {
+	if o.Machine == nil {
+		return r.guarded(ctx, o)
+	}
+	began := r.begin(machineStep, "Checking this machine")
+	if err := r.judged(machineStep, began, o.Machine.Found, o.Ignore); err != nil {
+		return err
+	}
+	release, err := o.Machine.Host.Lock("install")
+	if errors.Is(err, machine.ErrLocked) {
+		return fmt.Errorf("%w: %w", ErrLocked, err)
+	}
+	if err != nil {
+		return err
+	}
+	defer release()
+	if o.Target, err = r.onMachine(ctx, o); err != nil {
+		return err
+	}
+	return r.guarded(ctx, o)
 }
 
 // guarded holds the lock around everything that changes the cluster.
@@ -116,20 +165,21 @@ func (r *Run) guarded(ctx context.Context, o Options) error {
 
 func (r *Run) preflight(ctx context.Context, ignore []string) error {
 	began := r.begin(preflightStep, "Checking the cluster")
-	findings := preflight.JudgeCluster(preflight.CollectCluster(ctx, r.client, preflight.ClusterTimeout))
-	var stopping []string
-	for _, f := range findings {
-		r.emit(event.Event{Type: event.FindingMade, Step: preflightStep, Message: f.Title, Finding: &f})
-		if f.Severity == finding.Fail && (f.Strict || !slices.Contains(ignore, f.ID)) {
-			stopping = append(stopping, f.ID)
-		}
+	found := preflight.JudgeCluster(preflight.CollectCluster(ctx, r.client, preflight.ClusterTimeout))
+	return r.judged(preflightStep, began, found, ignore)
+}
+
+// judged shows what a preflight found and says whether it stops the run.
+func (r *Run) judged(step string, began time.Time, found []finding.Finding, ignore []string) error {
+	for _, f := range found {
+		r.emit(event.Event{Type: event.FindingMade, Step: step, Message: f.Title, Finding: &f})
 	}
-	if len(stopping) > 0 {
+	if stopping := preflight.Stopping(found, ignore); len(stopping) > 0 {
 		err := fmt.Errorf("%w: %s", ErrCheckFailed, strings.Join(stopping, ", "))
-		r.fail(preflightStep, began, err)
+		r.fail(step, began, err)
 		return err
 	}
-	r.emit(event.Event{Type: event.StepDone, Step: preflightStep, ElapsedMS: r.end(preflightStep, began),
-		Message: fmt.Sprintf("%d checks", len(findings))})
+	r.emit(event.Event{Type: event.StepDone, Step: step, ElapsedMS: r.end(step, began),
+		Message: fmt.Sprintf("%d checks", len(found))})
 	return nil
 }

@@ -45,6 +45,7 @@ func Need(nodes []component.Node, box config.Box, choice model.Choice, k3sVersio
 	need := preflight.Need{
 		PodCIDR: box.Network.ClusterCIDR, ServiceCIDR: box.Network.ServiceCIDR,
 		K3sVersion: cmp.Or(box.K3s.Version, k3sVersion), Hosts: downloadHosts(nodes, box), CUDA: choice.Fit.Image.Requires,
+		OtherInit: box.K3s.Init == config.InitSupervised || box.K3s.Init == config.InitOpenRC,
 	}
 	images := int64(k3sBytes)
 	for _, n := range nodes {
@@ -86,7 +87,10 @@ func Need(nodes []component.Node, box config.Box, choice model.Choice, k3sVersio
 
 // downloadHosts lists, once each, the hosts that these components come from.
 func downloadHosts(nodes []component.Node, box config.Box) []string {
-	hosts := []string{k3sHost}
+	hosts := []string{}
+	if box.K3s.BinaryPath == "" {
+		hosts = append(hosts, k3sHost)
+	}
 	if box.Model.Source == config.SourceHub {
 		hosts = append(hosts, hubHost)
 	}

@@ -250,6 +250,25 @@ const (
 	gpuStep        = "gpu-operator"
 )
 
+// GPURuntime says that llmbox itself brings what gives GPUs to pods, which stands on the
+// runtime class of k3s.
+func (p *Plan) GPURuntime() bool {
+	return slices.ContainsFunc(p.Steps, func(s Step) bool { return s.Name == gpuStep && s.Mode == component.Install })
+}
+
+// ownImageKey is under which components name llmbox's own image.
+const ownImageKey = "llmbox"
+
+// OwnImage is the reference of llmbox's own image; empty where no component runs it.
+func (p *Plan) OwnImage() string {
+	for _, s := range p.Steps {
+		if image, runs := s.Images[ownImageKey]; runs && s.Mode == component.Install {
+			return image.Reference
+		}
+	}
+	return ""
+}
+
 // HostPorts lists the ports that the box takes on the node, sorted.
 func (p *Plan) HostPorts() []int32 {
 	ports := []int32{}

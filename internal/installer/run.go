@@ -491,6 +491,14 @@ func (r *Run) Summary(outcome string) *event.Summary {
 	for i, s := range r.plan.Steps {
 		nodes[i] = s.Node
 	}
+	if _, onMachine := r.took[k3sStep]; onMachine {
+		for i := range nodes {
+			if len(nodes[i].Needs) == 0 {
+				nodes[i].Needs = []string{k3sName}
+			}
+		}
+		nodes = append([]component.Node{{Component: component.Component{Name: k3sName}}}, nodes...)
+	}
 	path, _ := component.CriticalPath(nodes, func(name string) int64 { return int64(r.took["component/"+name]) })
 	for i := range path {
 		path[i] = "component/" + path[i]

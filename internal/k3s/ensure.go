@@ -186,6 +186,10 @@ type Want struct {
 	Hook []string
 	// Supervisor is the command line that ends up in Supervise.
 	Supervisor []string
+	// Prepare runs when the directories of k3s are llmbox's to write to and k3s does not
+	// run yet, or still runs as it was: what k3s imports at its start goes there. May be
+	// nil.
+	Prepare func(ctx context.Context) error
 }
 
 // Outcome is what Ensure did.
@@ -235,6 +239,11 @@ func (m *Machine) Ensure(ctx context.Context, want Want, report Report) (Outcome
 	out.Changed = append(out.Changed, files...)
 	if err != nil {
 		return out, err
+	}
+	if want.Prepare != nil {
+		if err := want.Prepare(ctx); err != nil {
+			return out, err
+		}
 	}
 	return m.ensureService(ctx, r, s, want, out, report)
 }

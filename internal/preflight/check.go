@@ -33,6 +33,8 @@ type Need struct {
 	CUDA string
 	// Offline says that nothing may be downloaded.
 	Offline bool
+	// OtherInit says that something other than systemd was chosen to keep k3s running.
+	OtherInit bool
 	// Installed says that a box of ours is already here: its own k3s, ports and
 	// mounts are then no leftovers.
 	Installed bool
@@ -222,4 +224,24 @@ func Arrange(found []finding.Finding) []finding.Finding {
 	}
 	slices.SortStableFunc(found, func(a, b finding.Finding) int { return rank(a) - rank(b) })
 	return found
+}
+
+// Stopping lists the ids of the findings that keep an install from beginning: what
+// failed and may not, or was not told to, be ignored. What follows from another failure
+// is not named beside it, unless that one is ignored: then it stands for itself.
+func Stopping(found []finding.Finding, ignore []string) []string {
+	stops := map[string]bool{}
+	for _, f := range found {
+		if f.Severity == finding.Fail && (f.Strict || !slices.Contains(ignore, f.ID)) {
+			stops[f.ID] = true
+		}
+	}
+	var out []string
+	for _, f := range found {
+		explained := slices.ContainsFunc(f.Causes, func(id string) bool { return stops[id] })
+		if stops[f.ID] && !explained {
+			out = append(out, f.ID)
+		}
+	}
+	return out
 }

@@ -497,6 +497,46 @@ func (f Facts) GPUReport() *gpu.Report {
 	return &report
 }
 
+// FreedGPUReport is GPUReport as it would be without the pods of a box that is here
+// already: a model that serves must not keep its own successor from fitting.
+func (f Facts) FreedGPUReport() *gpu.Report {
+	report := f.GPUReport()
+	if report == nil || !f.Need.Installed {
+		return report
+	}
+	out := *report
+	out.Devices = slices.Clone(report.Devices)
+	for i, d := range out.Devices {
+		if d.Memory == nil {
+			continue
+		}
+		memory := *d.Memory
+		for _, p := range d.Processes {
+			switch {
+			case !f.inPod(p):
+			case p.UsedBytes == nil:
+				// The driver does not say how much: what nobody else is known to hold is the pod's.
+				memory.UsedBytes = foreignTo(f, d)
+			default:
+				memory.UsedBytes -= min(*p.UsedBytes, memory.UsedBytes)
+			}
+		}
+		memory.FreeBytes = memory.TotalBytes - min(memory.UsedBytes, memory.TotalBytes)
+		out.Devices[i].Memory = &memory
+	}
+	return &out
+}
+
+// foreignTo sums what processes outside of pods hold of a GPU.
+func foreignTo(f Facts, d gpu.Device) (used uint64) {
+	for _, p := range d.Processes {
+		if !f.inPod(p) && p.UsedBytes != nil {
+			used += *p.UsedBytes
+		}
+	}
+	return used
+}
+
 // devices returns the GPUs that the driver spoke for. Where it said nothing, why is
 // the finding to return instead.
 func (f Facts) devices() (devices []gpu.Device, why []finding.Finding) {

@@ -801,7 +801,7 @@ func judgeBusy(f Facts) []finding.Finding {
 		var holders []string
 		for _, p := range d.Processes {
 			where := f.owner(p)
-			ours = ours || f.Need.Installed && strings.Contains(where, "Kubernetes")
+			ours = ours || f.Need.Installed && f.inPod(p)
 			text := fmt.Sprintf("pid %d", p.PID)
 			if p.Name != "" {
 				text += " " + path.Base(p.Name)
@@ -942,6 +942,12 @@ func (f Facts) owner(p gpu.Process) string {
 		return "somebody's session"
 	}
 	return ""
+}
+
+// inPod says whether a process that holds a GPU belongs to a pod.
+func (f Facts) inPod(p gpu.Process) bool {
+	t := f.File("/proc/" + strconv.Itoa(p.PID) + "/cgroup")
+	return t.State == snapshot.Present && holder(t.Data).kind == "pod"
 }
 
 func judgeThrottle(f Facts) []finding.Finding {

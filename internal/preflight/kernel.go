@@ -125,7 +125,7 @@ func judgeCgroupVersion(f Facts) []finding.Finding {
 	if minor > 0 && minor < cgroupV1RefusedMinor {
 		return warn("v1, which Kubernetes 1.35 and newer refuses", boot, from)
 	}
-	return fail("v1: the statfs type of /sys/fs/cgroup is not cgroup2", boot+". Or, where a reboot is out of the question: "+installSet("k3s.extraArgs=--kubelet-arg=fail-cgroupv1=false"), from)
+	return fail("v1: the statfs type of /sys/fs/cgroup is not cgroup2", boot+". Or, where a reboot is out of the question, have the kubelet allow it: sudo llmbox install --ignore host.cgroup.v1", from)
 }
 
 func judgeControllers(f Facts) []finding.Finding {

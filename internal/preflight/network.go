@@ -260,6 +260,12 @@ func (f Facts) own(l snapshot.Listener) bool {
 	if !f.Need.Installed {
 		return false
 	}
+	// Whatever k3s or its pods started is the box's, by whatever name.
+	if slices.ContainsFunc(l.Parents, func(name string) bool {
+		return strings.HasPrefix(name, "k3s") || strings.HasPrefix(name, "containerd-shim")
+	}) {
+		return true
+	}
 	return l.Process == "" || strings.HasPrefix(l.Process, "k3s") || slices.Contains([]string{"containerd", "node_exporter", "dcgm-exporter", "llmbox", "envoy"}, l.Process)
 }
 
@@ -517,8 +523,10 @@ func judgeDNS(f Facts) []finding.Finding {
 		return unknown("names", "none was asked for")
 	}
 	var bad []string
+	first := ""
 	for _, a := range answers {
 		if a.Error != "" || len(a.Addresses) == 0 {
+			first = cmp.Or(first, a.Name)
 			// Go puts the name and the server before the reason.
 			reason := a.Error[strings.LastIndex(a.Error, ": ")+1:]
 			bad = append(bad, a.Name+" ("+cmp.Or(strings.TrimSpace(reason), "no address")+")")
@@ -527,7 +535,7 @@ func judgeDNS(f Facts) []finding.Finding {
 	if len(bad) == 0 {
 		return well(count(len(answers), "name") + " resolved")
 	}
-	return fail(some(3, bad), "Check /etc/resolv.conf and that the name server lets these names through: getent hosts "+f.Need.Hosts[0], atProbe(snapshot.ProbeDNS, "error"))
+	return fail(some(3, bad), "Check /etc/resolv.conf and that the name server lets these names through: getent hosts "+first, atProbe(snapshot.ProbeDNS, "error"))
 }
 
 func (f Facts) https() ([]snapshot.HTTPS, []finding.Finding) {
@@ -550,6 +558,7 @@ func judgeHosts(f Facts) []finding.Finding {
 		return why
 	}
 	var bad, unasked []string
+	first := ""
 	for _, host := range f.Need.Hosts {
 		if !slices.ContainsFunc(answers, func(a snapshot.HTTPS) bool { return hostOf(a.URL) == hostOf(host) }) {
 			unasked = append(unasked, host)
@@ -561,11 +570,15 @@ func judgeHosts(f Facts) []finding.Finding {
 		}
 		// Any answer over HTTP shows that the host is reached: registries answer 401
 		// to a question without a token. A proxy that refuses does not count.
+		was := len(bad)
 		switch {
 		case a.Stage != "" || a.Status == 0:
 			bad = append(bad, fmt.Sprintf("%s (%s: %s)", a.URL, cmp.Or(a.Stage, "no answer"), cmp.Or(a.Error, "no answer")))
 		case a.Status == 407 || a.Status == 403 && a.Proxy != "":
 			bad = append(bad, fmt.Sprintf("%s (the proxy %s refused: %d)", a.URL, cmp.Or(a.Proxy, "on the way"), a.Status))
+		}
+		if len(bad) > was {
+			first = cmp.Or(first, a.URL)
 		}
 	}
 	switch {
@@ -574,7 +587,7 @@ func judgeHosts(f Facts) []finding.Finding {
 	case len(bad) == 0:
 		return well(count(len(f.Need.Hosts), "host") + " answered")
 	}
-	return fail(some(3, bad), "Let these hosts through the firewall or proxy. curl -sSI https://"+hostOf(f.Need.Hosts[0])+" shows what stands in the way", atProbe(snapshot.ProbeHTTPS, "error"))
+	return fail(some(3, bad), "Let these hosts through the firewall or proxy. curl -sSI "+first+" shows what stands in the way", atProbe(snapshot.ProbeHTTPS, "error"))
 }
 
 // hostOf is the host of a URL, of HOST:PORT or of a bare HOST.

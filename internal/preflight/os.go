@@ -165,6 +165,9 @@ func judgeSystemd(f Facts) []finding.Finding {
 	if comm.State != snapshot.Present {
 		return unknownText(comm)
 	}
+	if comm.Trimmed() != "systemd" && f.Need.OtherInit {
+		return well("process 1 is "+comm.Trimmed()+", and something else was chosen to keep k3s running", at(comm, comm.Trimmed()))
+	}
 	if comm.Trimmed() != "systemd" {
 		return fail("process 1 is "+comm.Trimmed(), "Use a machine with systemd, or let llmbox keep k3s running itself: "+installSet("k3s.init=supervised"), at(comm, comm.Trimmed()))
 	}

@@ -2,7 +2,7 @@ package snapshot
 
 import (
 	"bytes"
-	"slices"
+	"reflect"
 	"testing"
 
 	"github.com/llmbox-dev/llmbox/internal/gpu"
@@ -32,7 +32,7 @@ func TestPasted(t *testing.T) {
 		{Protocol: "tcp", Address: "::", Port: 22, PID: 901, Process: "sshd"},
 		{Protocol: "tcp", Address: "::", Port: 10250, PID: 2210, Process: "kubelite"},
 	}
-	if !slices.Equal(got, want) {
+	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v", got)
 	}
 	for name, test := range map[string]struct {

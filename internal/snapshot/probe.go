@@ -506,10 +506,39 @@ func (c *collector) listeners(ctx context.Context) ([]Listener, error) {
 		out[i] = one.Listener
 		if pid, ok := owners[one.inode]; ok {
 			named := c.named(ctx, Lock{PID: pid})
-			out[i].PID, out[i].Process = pid, named.Process
+			out[i].PID, out[i].Process, out[i].Parents = pid, named.Process, c.parents(ctx, pid)
 		}
 	}
 	return out, nil
+}
+
+// mostParents bounds a chain of processes; real ones are short.
+const mostParents = 16
+
+// parents names the processes that a process descends from, see proc_pid_stat(5).
+func (c *collector) parents(ctx context.Context, pid int) []string {
+	var names []string
+	for range mostParents {
+		raw, err := c.host.ReadFile(ctx, path.Join("/proc", strconv.Itoa(pid), "stat"), 4096)
+		if err != nil {
+			return names
+		}
+		text := string(raw)
+		// The name may hold spaces and ends at the last parenthesis.
+		fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+		if len(fields) < 2 {
+			return names
+		}
+		if pid, err = strconv.Atoi(fields[1]); err != nil || pid <= 1 {
+			return names
+		}
+		named := c.named(ctx, Lock{PID: pid})
+		if named.Process == "" {
+			return names
+		}
+		names = append(names, named.Process)
+	}
+	return names
 }
 
 type socket struct {

@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -31,7 +32,7 @@ func TestParseSockets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := parseSockets(string(raw), test.protocol); !slices.Equal(got, test.want) {
+		if got := parseSockets(string(raw), test.protocol); !reflect.DeepEqual(got, test.want) {
 			t.Errorf("%s: %+v, want %+v", test.file, got, test.want)
 		}
 	}

@@ -65,6 +65,9 @@ type Listener struct {
 	// PID and Process are zero where they could not be seen.
 	PID     int    `json:"pid,omitempty"`
 	Process string `json:"process,omitempty"`
+	// Parents are the names of the processes that started it, the nearest first, without
+	// process 1.
+	Parents []string `json:"parents,omitempty"`
 }
 
 // Lock is a lock file of a package manager and who holds it.
@@ -125,4 +128,105 @@ type Interface struct {
 	MTU       int      `json:"mtu"`
 	Up        bool     `json:"up"`
 	Addresses []string `json:"addresses,omitempty"`
+}
+
+// The names of the probes that only an installed box is asked.
+const (
+	// ProbeAPI is an APIProbe.
+	ProbeAPI = "api"
+	// ProbeEndpoint is an EndpointProbe.
+	ProbeEndpoint = "endpoint"
+	// ProbeDials is a list of Dial.
+	ProbeDials = "dials"
+	// ProbeClusterDNS is a list of DNS, asked of the cluster's own server.
+	ProbeClusterDNS = "cluster-dns"
+	// ProbeCertificates is a list of Certificate.
+	ProbeCertificates = "certificates"
+	// ProbeVault is a VaultProbe.
+	ProbeVault = "vault"
+	// ProbeModel is a ModelProbe.
+	ProbeModel = "model"
+	// ProbePodDevices is a list of PodDevices.
+	ProbePodDevices = "pod-devices"
+)
+
+// APIProbe is the API server asked for its version.
+type APIProbe struct {
+	Server    string `json:"server"`
+	Version   string `json:"version,omitempty"`
+	Error     string `json:"error,omitempty"`
+	ElapsedMS int64  `json:"elapsed_ms"`
+}
+
+// EndpointProbe is the box asked for one token, the way a client asks.
+type EndpointProbe struct {
+	URL string `json:"url"`
+	// Status is the HTTP status; 0 where there was no answer.
+	Status int `json:"status,omitempty"`
+	// WithKey says whether a key of the box was sent.
+	WithKey bool   `json:"with_key"`
+	Model   string `json:"model,omitempty"`
+	Tokens  int    `json:"tokens,omitempty"`
+	// Unauthorized is the status without a key; a box must not answer 200 there.
+	Unauthorized int `json:"status_without_key,omitempty"`
+	// Stage is where it stopped: "address", "connect", "tls", "http", "stream"; empty
+	// when a token came.
+	Stage     string `json:"stage,omitempty"`
+	Error     string `json:"error,omitempty"`
+	ElapsedMS int64  `json:"elapsed_ms"`
+}
+
+// Dial is one TCP connection that was tried.
+type Dial struct {
+	// What names the other side, such as "kubernetes service".
+	What      string `json:"what"`
+	Address   string `json:"address"`
+	Error     string `json:"error,omitempty"`
+	ElapsedMS int64  `json:"elapsed_ms"`
+}
+
+// Certificate is what a certificate says of itself; no key is read.
+type Certificate struct {
+	// Place is a file of the host, or "secret NAMESPACE/NAME".
+	Place    string    `json:"place"`
+	Subject  string    `json:"subject"`
+	Issuer   string    `json:"issuer,omitempty"`
+	NotAfter time.Time `json:"not_after"`
+	// NotBefore matters where a clock is wrong.
+	NotBefore time.Time `json:"not_before,omitzero"`
+	Error     string    `json:"error,omitempty"`
+}
+
+// VaultProbe is Vault's own word on its seal.
+type VaultProbe struct {
+	Initialized bool   `json:"initialized"`
+	Sealed      bool   `json:"sealed"`
+	Version     string `json:"version,omitempty"`
+	Status      int    `json:"status,omitempty"`
+	Error       string `json:"error,omitempty"`
+}
+
+// ModelProbe is the model server's own figures.
+type ModelProbe struct {
+	// Health is the status of /health, 0 for no answer.
+	Health int `json:"health,omitempty"`
+	// Running and Waiting are requests in the engine and before it.
+	Running float64 `json:"requests_running"`
+	Waiting float64 `json:"requests_waiting"`
+	// CacheUsage is the share of the KV cache in use, 0 to 1.
+	CacheUsage float64 `json:"kv_cache_usage"`
+	// WaitedSeconds is how long none was running while some were waiting.
+	WaitedSeconds float64 `json:"stalled_seconds,omitempty"`
+	Error         string  `json:"error,omitempty"`
+}
+
+// PodDevices is what a running container of a pod may use of the GPU, by the rules of
+// its control group and by its own library.
+type PodDevices struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Container string `json:"container,omitempty"`
+	// NVML is how nvidia-smi ended inside: "ok", or its words.
+	NVML  string `json:"nvml,omitempty"`
+	Error string `json:"error,omitempty"`
 }

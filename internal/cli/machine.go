@@ -1,0 +1,179 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/llmbox-dev/llmbox/internal/config"
+	"github.com/llmbox-dev/llmbox/internal/gpu"
+	"github.com/llmbox-dev/llmbox/internal/installer"
+	"github.com/llmbox-dev/llmbox/internal/k3s"
+	"github.com/llmbox-dev/llmbox/internal/machine"
+	"github.com/llmbox-dev/llmbox/internal/repair"
+	"github.com/llmbox-dev/llmbox/internal/report"
+)
+
+// machineFlags are the flags of commands that work on this machine.
+type machineFlags struct {
+	k3sBinary string
+	init      string
+	adopt     bool
+	ignore    []string
+	fix       bool
+}
+
+func (m *machineFlags) register(cmd *cobra.Command, box *boxFlags) {
+	f := cmd.Flags()
+	f.StringVar(&m.k3sBinary, "k3s-binary", "", "k3s binary to use instead of a download (absolute path)")
+	f.StringVar(&m.init, "init", "", "what keeps k3s running: auto, systemd, openrc or supervised")
+	f.BoolVar(&m.adopt, "adopt", false, "use the k3s that is on this machine and was not installed by llmbox")
+	f.BoolVar(&m.fix, "fix", false, "mend of this machine what can be mended safely, as preflight --fix does")
+	f.StringSliceVar(&m.ignore, "ignore", nil, "ids of checks that may fail; they still run and are shown")
+	extra := box.extra
+	box.extra = func(l *config.Layer) error {
+		var problems []error
+		if extra != nil {
+			problems = append(problems, extra(l))
+		}
+		if cmd.Flags().Changed("k3s-binary") {
+			problems = append(problems, l.Set("k3s.binaryPath", m.k3sBinary, config.Flag("k3s-binary")))
+		}
+		if cmd.Flags().Changed("init") {
+			problems = append(problems, l.Set("k3s.init", m.init, config.Flag("init")))
+		}
+		return errors.Join(problems...)
+	}
+}
+
+// thisMachine is the machine that llmbox runs on.
+func (a *app) thisMachine() (*machine.Host, error) {
+	self, err := a.env.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("finding the own binary: %w", err)
+	}
+	return machine.New(machine.Options{
+		Version: a.env.Version, Executable: self, ProxyEnvironment: repair.ProxyEnvironment(a.env.Getenv),
+	}), nil
+}
+
+// onThisMachine says whether a command is about this machine and not about a cluster
+// that somebody named.
+func (a *app) onThisMachine() bool {
+	return a.kubecontext == "" && (a.kubeconfig == "" && a.env.Getenv("KUBECONFIG") == "" ||
+		a.kubeconfig == k3s.Kubeconfig || a.kubeconfig == "" && a.env.Getenv("KUBECONFIG") == k3s.Kubeconfig)
+}
+
+// installHere makes this machine the box.
+func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlags) (err error) {
+	ctx := cmd.Context()
+	if runtime.GOOS != "linux" {
+		return usageError{fmt.Errorf("this machine runs %s, a box needs Linux", runtime.GOOS),
+			"run llmbox on the GPU machine, or name a cluster: llmbox install --kubeconfig FILE"}
+	}
+	host, err := a.thisMachine()
+	if err != nil {
+		return err
+	}
+	flags.machine = host
+	look, err := a.lookAtHost(ctx, cmd, flags, preflightFlags{gpuTimeout: gpu.HangAfter, fix: here.fix, adopt: here.adopt})
+	if err != nil {
+		return err
+	}
+	if err := verdict(look.found, here.ignore, false); err != nil && !errors.Is(err, installer.ErrCheckFailed) {
+		return err
+	}
+	s, err := a.settle(ctx, cmd, flags, false, a.newLogger())
+	if err != nil {
+		return err
+	}
+	ctx, session, err := a.start(ctx, "llmbox install")
+	if err != nil {
+		return err
+	}
+	defer report.Rescue(session.renderer)
+	defer func() { err = errors.Join(err, session.end()) }()
+	_, err = installer.Install(ctx, installer.Options{
+		Target: installer.Target{Plan: s.plan, Recorded: s.recorded},
+		Machine: &installer.Machine{
+			Host: host, Found: look.found, Want: s.wantMachine(here.adopt),
+			Connect: func(ctx context.Context) (installer.Target, error) {
+				a.kubeconfig = k3s.Kubeconfig
+				return a.target(ctx, cmd, flags, session)
+			},
+		},
+		Version: a.env.Version, Ignore: here.ignore, Sink: session.sink, Log: session.log, Interrupt: session.interrupt,
+	})
+	return err
+}
+
+// wantMachine is the machine that the box needs.
+func (s *settled) wantMachine(adopt bool) machine.Want {
+	return machine.Want{
+		Box: s.box, K3sVersion: s.table.K3s.Shipped, GPUs: max(len(s.facts), s.box.GPU.Count), Adopt: adopt,
+		GPURuntime: s.plan.GPURuntime(), Image: s.plan.OwnImage(),
+	}
+}
+
+// target connects to the cluster and settles everything anew with what it shows.
+func (a *app) target(ctx context.Context, cmd *cobra.Command, flags *boxFlags, session *session) (installer.Target, error) {
+	s, err := a.settle(ctx, cmd, flags, true, session.log)
+	if err != nil {
+		return installer.Target{}, err
+	}
+	secrets, err := installer.NewSecrets(s.client, s.box)
+	if err != nil {
+		return installer.Target{}, err
+	}
+	engine, err := s.engine(ctx, session.log)
+	if err != nil {
+		return installer.Target{}, err
+	}
+	return installer.Target{Plan: s.plan, Client: s.client, Engine: engine, Secrets: secrets, State: s.state, Recorded: s.recorded}, nil
+}
+
+// hostCommand holds what this machine runs by itself.
+func (a *app) hostCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use: "host", Short: "Commands that a box's machine runs by itself", Hidden: true, Args: noArgs,
+	}
+	var data, log, k3sData string
+	flags := func(sub *cobra.Command) *cobra.Command {
+		f := sub.Flags()
+		f.StringVar(&data, "data", machine.StateDir, "llmbox's data directory")
+		f.StringVar(&log, "log", "/var/log/llmbox", "directory of its logs")
+		f.StringVar(&k3sData, "k3s-data", k3s.DefaultDataDir, "k3s' data directory")
+		return sub
+	}
+	run := func(do func(context.Context, *machine.Host, config.Box) error) func(*cobra.Command, []string) error {
+		return func(cmd *cobra.Command, _ []string) error {
+			host, err := a.thisMachine()
+			if err != nil {
+				return err
+			}
+			// k3s ends with its supervisor, in order.
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return do(ctx, host, config.Box{
+				Paths: config.Paths{Data: data, Log: log}, K3s: config.K3s{DataDir: k3sData},
+			})
+		}
+	}
+	c.AddCommand(
+		flags(&cobra.Command{
+			Use: "node-ip", Short: "Settle the node's address before k3s starts", Args: noArgs,
+			RunE: run(func(ctx context.Context, h *machine.Host, b config.Box) error { return h.NodeIP(ctx, b) }),
+		}),
+		flags(&cobra.Command{
+			Use: "supervise", Short: "Keep k3s running where there is no service manager", Args: noArgs,
+			RunE: run(func(ctx context.Context, h *machine.Host, b config.Box) error { return h.Supervise(ctx, b) }),
+		}),
+	)
+	return c
+}
