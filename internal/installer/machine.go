@@ -1,0 +1,142 @@
+package installer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/llmbox-dev/llmbox/internal/event"
+	"github.com/llmbox-dev/llmbox/internal/finding"
+	"github.com/llmbox-dev/llmbox/internal/k3s"
+	"github.com/llmbox-dev/llmbox/internal/machine"
+)
+
+// The steps of a machine that becomes the cluster.
+const (
+	machineStep = "preflight/machine"
+	k3sName     = "k3s"
+	k3sStep     = "component/" + k3sName
+)
+
+// Machine says how this machine becomes the cluster.
+type Machine struct {
+	Host *machine.Host
+	Want machine.Want
+	// Found is what preflight found on it.
+	Found []finding.Finding
+	// Connect reaches the cluster once it is there, and plans anew with what it shows.
+	Connect func(ctx context.Context) (Target, error)
+}
+
+// onMachine makes the machine the cluster. Everything it does can be cut off and done
+// again, so an interrupt ends it at once.
+func (r *Run) onMachine(ctx context.Context, o Options) (Target, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	finished := make(chan struct{})
+	defer close(finished)
+	go func() {
+		select {
+		case <-o.Interrupt:
+			cancel(ErrInterrupted)
+		case <-finished:
+		}
+	}()
+	target, err := r.becomeCluster(ctx, o)
+	if err != nil && errors.Is(context.Cause(ctx), ErrInterrupted) {
+		err = ErrInterrupted
+	}
+	return target, err
+}
+
+func (r *Run) becomeCluster(ctx context.Context, o Options) (Target, error) {
+	began := r.begin(k3sStep, "k3s")
+	fail := func(err error) (Target, error) {
+		err = fmt.Errorf("%s: %w", k3sName, err)
+		r.fail(k3sStep, began, err)
+		return Target{}, err
+	}
+	if err := o.Machine.Host.Choose(ctx, o.Recorded); err != nil {
+		return fail(err)
+	}
+	phases := &machinePhases{run: r}
+	out, err := o.Machine.Host.Up(ctx, o.Machine.Want, phases.report)
+	phases.end(err)
+	if err != nil {
+		var late *k3s.NotReadyError
+		if errors.As(err, &late) {
+			err = fmt.Errorf("%w: %w", ErrNotReady, err)
+		}
+		return fail(err)
+	}
+	if out.Supervised {
+		r.log.Warn("nothing starts k3s after a reboot here: have the machine run this at boot", "command", out.Program+" host supervise")
+	}
+	target, err := o.Machine.Connect(ctx)
+	if err != nil {
+		return fail(err)
+	}
+	r.plan, r.client, r.engine, r.secrets, r.state = target.Plan, target.Client, target.Engine, target.Secrets, target.State
+	done := event.Event{Type: event.StepDone, Step: k3sStep, ElapsedMS: r.end(k3sStep, began), Message: out.Version + " on node " + out.NodeName}
+	switch {
+	case len(out.Restarted) > 0:
+		done.Message += ", restarted: " + strings.Join(out.Restarted, ", ")
+	case !out.Changed:
+		done.Message = "unchanged"
+	}
+	r.emit(done)
+	return target, nil
+}
+
+// machinePhases turns the progress of k3s into phases of its step: each begins with the
+// first word of it and ends with the first of the next.
+type machinePhases struct {
+	run     *Run
+	current k3s.Phase
+	began   time.Time
+}
+
+func (p *machinePhases) report(progress k3s.Progress) {
+	path := k3sStep + "/" + string(progress.Phase)
+	if progress.Phase != p.current {
+		p.end(nil)
+		p.current, p.began = progress.Phase, p.run.begin(path, phaseTitle(progress.Phase))
+	}
+	p.run.emit(event.Event{Type: event.StepProgress, Step: path, Message: progress.Message,
+		Done: progress.Done, Total: progress.Total, Unit: progress.Unit})
+}
+
+func (p *machinePhases) end(err error) {
+	if p.current == "" {
+		return
+	}
+	path := k3sStep + "/" + string(p.current)
+	p.current = ""
+	if err != nil {
+		p.run.fail(path, p.began, err)
+		return
+	}
+	p.run.emit(event.Event{Type: event.StepDone, Step: path, ElapsedMS: p.run.end(path, p.began)})
+}
+
+func phaseTitle(p k3s.Phase) string {
+	switch p {
+	case k3s.PhaseBinary:
+		return "Getting k3s"
+	case k3s.PhaseConfig:
+		return "Configuring k3s"
+	case k3s.PhaseService:
+		return "Starting k3s"
+	case k3s.PhaseReady:
+		return "Waiting until ready"
+	case k3s.PhaseRuntime:
+		return "Looking for the GPU runtime"
+	case k3s.PhaseRemove:
+		return "Removing k3s"
+	case machine.PhaseImage:
+		return "Bringing llmbox's image in"
+	}
+	return string(p)
+}
