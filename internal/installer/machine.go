@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -139,4 +140,84 @@ func phaseTitle(p k3s.Phase) string {
 		return "Bringing llmbox's image in"
 	}
 	return string(p)
+}
+
+// The steps of an uninstall on the machine.
+const (
+	k3sGoneStep   = "uninstall/k3s"
+	stateGoneStep = "uninstall/machine"
+)
+
+// MachineRemoval is what an uninstall of the machine works with.
+type MachineRemoval struct {
+	Host    *machine.Host
+	Options machine.RemoveOptions
+	Sink    event.Sink
+	Log     *slog.Logger
+	// Interrupt is closed when somebody asks the run to stop.
+	Interrupt <-chan struct{}
+}
+
+// UninstallMachine takes the box off the machine: k3s with everything that ran on it,
+// then what llmbox keeps there. It can be run again from any state; the error joins what
+// is left.
+func UninstallMachine(ctx context.Context, o MachineRemoval) (*event.Summary, error) {
+	began := time.Now()
+	r := NewRun(&Plan{}, nil, nil, nil, nil, o.Sink, o.Log)
+	r.emit(event.Event{Type: event.RunStarted, Message: "Uninstalling", Plan: []event.PlannedStep{
+		{Step: k3sGoneStep, Title: "k3s and what ran on it"},
+		{Step: stateGoneStep, Title: "llmbox's own files", Needs: []string{k3sGoneStep}},
+	}})
+
+	err := r.uninstallMachine(ctx, o)
+
+	outcome := "done"
+	switch {
+	case errors.Is(err, ErrInterrupted), errors.Is(err, context.Canceled):
+		outcome, err = "interrupted", ErrInterrupted
+	case err != nil:
+		outcome = "failed"
+	}
+	summary := &event.Summary{Outcome: outcome}
+	done := event.Event{Type: event.RunDone, Summary: summary, ElapsedMS: time.Since(began).Milliseconds()}
+	if err != nil {
+		done.Error = oneLine(err)
+	}
+	r.emit(done)
+	return summary, err
+}
+
+func (r *Run) uninstallMachine(ctx context.Context, o MachineRemoval) error {
+	release, err := o.Host.Lock("uninstall")
+	if errors.Is(err, machine.ErrLocked) {
+		return fmt.Errorf("%w: %w", ErrLocked, err)
+	}
+	if err != nil {
+		return err
+	}
+	defer release()
+	err = r.phase(k3sGoneStep, "Removing k3s", func() (string, error) {
+		gone, err := o.Host.RemoveK3s(ctx, o.Options, o.Interrupt, func(p k3s.Progress) {
+			r.emit(event.Event{Type: event.StepProgress, Step: k3sGoneStep, Message: p.Message, Done: p.Done, Total: p.Total, Unit: p.Unit})
+		})
+		r.staying(k3sGoneStep, gone)
+		return strings.Join(gone.Counts, ", "), err
+	})
+	if err != nil {
+		// What is left of k3s is found by what llmbox keeps.
+		r.emit(event.Event{Type: event.StepSkipped, Step: stateGoneStep, Message: "needs " + k3sGoneStep})
+		return err
+	}
+	return r.phase(stateGoneStep, "Removing llmbox's own files", func() (string, error) {
+		gone, err := o.Host.RemoveState(ctx, o.Options)
+		r.staying(stateGoneStep, gone)
+		return strings.Join(gone.Counts, ", "), err
+	})
+}
+
+// staying shows what an uninstall leaves, and why.
+func (r *Run) staying(step string, gone machine.Removed) {
+	for _, what := range gone.Stays {
+		r.emit(event.Event{Type: event.Log, Step: step, Message: "stays: " + what})
+	}
 }
