@@ -11,6 +11,7 @@ require (
 	github.com/charmbracelet/x/ansi v0.11.9
 	github.com/charmbracelet/x/term v0.2.2
 	github.com/go-logr/logr v1.4.3
+	github.com/google/go-containerregistry v0.21.9
 	github.com/hashicorp/go-version v1.9.0
 	github.com/k3s-io/helm-controller v0.17.9
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
@@ -29,7 +30,7 @@ require (
 	sigs.k8s.io/yaml v1.6.0
 )
 
-require github.com/google/go-containerregistry v0.21.9 // indirect
+require github.com/klauspost/compress v1.19.1 // indirect
 
 require (
 	dario.cat/mergo v1.0.1 // indirect
