@@ -191,12 +191,22 @@ func (r *Run) step(ctx, waiting context.Context, s Step) (err error) {
 	path := s.Path()
 	began := r.begin(path, s.Title)
 	changed := false
+	var former *chart.Release
 	defer func() {
-		if err != nil {
-			err = fmt.Errorf("component %s: %w", s.Name, err)
-			r.fail(path, began, err)
-			r.state.Component(ctx, ComponentState{Name: s.Name, Status: "failed", Error: oneLine(err)})
+		if err == nil {
+			return
 		}
+		if former != nil && ctx.Err() == nil && !errors.Is(err, ErrInterrupted) {
+			err = r.restore(ctx, s, former, err)
+		}
+		err = fmt.Errorf("component %s: %w", s.Name, err)
+		r.fail(path, began, err)
+		failed := ComponentState{Name: s.Name, Status: componentFailed, Error: oneLine(err)}
+		var restored *RestoredError
+		if errors.As(err, &restored) {
+			failed.Status, failed.Revision = componentRestored, restored.Revision
+		}
+		r.state.Component(ctx, failed)
 	}()
 	if s.Name == baseStep {
 		if changed, err = r.base(ctx, waiting, path); err != nil {
@@ -206,6 +216,9 @@ func (r *Run) step(ctx, waiting context.Context, s Step) (err error) {
 	var applied chart.Outcome
 	if s.Release != nil {
 		if changed, err = r.awaitCRDs(ctx, waiting, s); err != nil {
+			return err
+		}
+		if former, err = r.former(ctx, s); err != nil {
 			return err
 		}
 		if applied, err = r.apply(ctx, waiting, s); err != nil {
@@ -222,7 +235,7 @@ func (r *Run) step(ctx, waiting context.Context, s Step) (err error) {
 	if err != nil {
 		return err
 	}
-	r.state.Component(ctx, ComponentState{Name: s.Name, Status: "ready", Version: s.Version, Revision: applied.Revision})
+	r.state.Component(ctx, ComponentState{Name: s.Name, Status: componentReady, Version: s.Version, Revision: applied.Revision})
 	simulated := actors(verdicts)
 	done := event.Event{
 		Type: event.StepDone, Step: path, ElapsedMS: r.end(path, began),

@@ -39,6 +39,14 @@ const (
 // ErrLocked means that another run is at work on this cluster.
 var ErrLocked = errors.New("another run is at work on this cluster")
 
+// What the journal says of a component.
+const (
+	componentReady  = "ready"
+	componentFailed = "failed"
+	// componentRestored is one whose change failed and was taken back.
+	componentRestored = "restored"
+)
+
 // ComponentState is what the journal keeps of one component. It is a record for
 // people and for status: what is done is always found out by looking.
 type ComponentState struct {
@@ -117,6 +125,14 @@ func (s *State) Component(ctx context.Context, c ComponentState) {
 	if err := s.write(context.WithoutCancel(ctx)); err != nil {
 		s.log.Warn("writing the journal", "error", err)
 	}
+}
+
+// Last is what the last run noted of a component.
+func (s *State) Last(name string) (ComponentState, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last, known := s.journal.Components[name]
+	return last, known
 }
 
 // End notes how the run ended.
