@@ -69,10 +69,10 @@ func TestEngines(t *testing.T) {
 			b := box{t: t, bin: bin, lab: lab, file: boxFile(t, lab.Hub)}
 			watch := lookAtProcesses(t, namespaces)
 
-			// On a fresh cluster with helm-controller nobody has to name helmchart.
-			first := []string{"--engine", engine}
+			// Without a word it is helm on a fresh cluster, and what it was on any other.
+			var first []string
 			if engine == "helmchart" {
-				first = nil
+				first = []string{"--engine", engine}
 			}
 			installed := b.install(nil, first...)
 			if installed.code != 0 {
@@ -117,7 +117,7 @@ func TestJobImageIsMissing(t *testing.T) {
 	}
 	lab := startLab(t, bin, "--helm-controller", "--programs", poor)
 	b := box{t: t, bin: bin, lab: lab, file: boxFile(t, lab.Hub)}
-	r := b.install(nil, "--without", "envoy-gateway,route")
+	r := b.install(nil, "--without", "envoy-gateway,route", "--engine", "helmchart")
 	t.Log(r.text())
 	b.mustSay(r, 5, "component/weights/release", "docker.io/rancher/klipper-helm:latest", "ImagePull", "not found")
 	// The way out that the message names: a Helm that needs no image.

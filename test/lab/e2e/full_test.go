@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,6 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/llmbox-dev/llmbox/test/lab/node"
 )
 
 // operators lists the programs that the whole box needs compiled beside the core.
@@ -33,14 +34,25 @@ func operators() []string {
 		"external-secrets", "vault-on-core"}
 }
 
-// fullBox is the configuration of a whole box: three GPUs, and times short enough to see
-// scaling in minutes. Each value is one that anybody may set.
+// gpuOperator lists what it takes for GPUs that the real GPU Operator offers.
+func gpuOperator() []string {
+	return []string{"gpu-operator", "nvidia-validator", "nfd-master", "nfd-worker", "nfd-gc", "nvidia-device-plugin", "gpu-feature-discovery",
+		"config-manager", "nvidia-container-runtime", "dcgm-exporter-standin", "nvidia-smi-standin", "nvml-standin.so"}
+}
+
+// fullBox is the configuration of a whole box: three GPUs, everything on that a dashboard
+// has a query for, and times short enough to see scaling in minutes. Each value is one
+// that anybody may set.
 func fullBox(t *testing.T, hub string) string {
 	t.Helper()
 	path := boxFile(t, hub)
 	raw, err := os.ReadFile(path)
 	must(t, err)
-	text := strings.Replace(string(raw), "gpu: {product: a100-80, count: 1}", "gpu: {product: a100-80, count: 3}", 1)
+	text := strings.Replace(string(raw), "gpu: {product: a100-80, count: 1}", "gpu: {product: a100-80, count: 3}\ngateway: {rateLimit: {requestsPerMinute: 60000}}", 1)
+	text = strings.Replace(text, "model: {name: "+modelName+"}",
+		"model: {name: "+modelName+`, extraArgs: ['--speculative-config={"method":"ngram","num_speculative_tokens":2}']}`, 1)
+	// The lab has no kernel module: nothing could link its device files.
+	text = strings.Replace(text, "gpu-operator: {mode: external}", "gpu-operator: {values: {validator: {devCharSymlinks: false}}}", 1)
 	text = strings.Replace(text, "  model: {values: {resources:", `  autoscale: {values: {autoscaling: {pollingSeconds: 5, scaleUpWindowSeconds: 0, scaleDownWindowSeconds: 30, loadPerReplica: 2, waitingPerReplica: 2}}}
   model: {values: {env: {VLLM_SIM_TOKEN_SECONDS: "0.05", VLLM_SIM_MAX_RUNNING: "4"}, resources:`, 1)
 	must(t, os.WriteFile(path, []byte(text), 0o600))
@@ -64,23 +76,11 @@ type wholeBox struct {
 func TestWholeBox(t *testing.T) {
 	onlyWhereAsked(t, true)
 	bin := binDir(t)
-	for _, name := range operators() {
-		if _, err := os.Stat(filepath.Join(bin, "lab", name)); err != nil {
-			t.Fatalf("%v: run `make lab-node-full` first", err)
-		}
-	}
-	lab := startOrTake(t, bin)
-	b := &wholeBox{lab: lab, clients: lab.client(t), bin: bin, ctx: t.Context()}
-	config, err := clientcmd.BuildConfigFromFlags("", lab.Kubeconfig)
-	must(t, err)
-	b.dynamic, err = dynamic.NewForConfig(config)
-	must(t, err)
-	b.flags = []string{"--kubeconfig", lab.Kubeconfig, "--config", fullBox(t, lab.Hub)}
-	t.Log(b.llmbox(t, installWithin, "install", "--yes"))
-	secret, err := b.core.Secrets("llm").Get(t.Context(), "gateway-keys", metav1.GetOptions{})
-	must(t, err)
-	b.key = string(secret.Data["default"])
+	needs(t, bin, operators(), gpuOperator())
+	b := newWholeBox(t, bin, startOrTake(t, bin, "--gpus", "3", "--gpu-by", node.ByOperator))
+	t.Log(b.install(t))
 
+	t.Run("NVIDIA's device plugin offers the GPUs", func(t *testing.T) { b.gpus(t, 3) })
 	t.Run("Prometheus has every expected target up", b.targets)
 	t.Run("Gateway, routes and policies are accepted and programmed", b.gateway)
 	t.Run("Kyverno", b.kyverno)
@@ -92,30 +92,108 @@ func TestWholeBox(t *testing.T) {
 	t.Run("any operator's pod may be lost", b.restarts)
 	t.Run("a second install changes nothing", func(t *testing.T) {
 		before := b.revisions(t)
-		b.llmbox(t, installWithin, "install", "--yes")
+		t.Log(strings.Split(b.install(t), "\n")[0])
 		if after := b.revisions(t); !slices.Equal(before, after) {
 			t.Errorf("releases before: %v\nafter: %v", before, after)
 		}
 	})
-	t.Run("uninstall leaves nothing of llmbox's", func(t *testing.T) {
-		t.Log(b.llmbox(t, uninstallWithin, "uninstall", "--yes"))
-		left, err := b.core.Namespaces().List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=llmbox"})
+	t.Run("uninstall leaves nothing of llmbox's", b.uninstall)
+	b.stop(t)
+}
+
+// TestWholeBoxByHelmController has the other engine bring everything in: k3s'
+// helm-controller with its Jobs, on a node that differs in nothing else.
+func TestWholeBoxByHelmController(t *testing.T) {
+	onlyWhereAsked(t, true)
+	bin := binDir(t)
+	needs(t, bin, operators(), gpuOperator(), []string{"helm-controller", "helm4", "helm-job-standin"})
+	b := newWholeBox(t, bin, startOrTake(t, bin, "--gpus", "3", "--gpu-by", node.ByOperator, "--helm-controller"))
+	t.Log(b.install(t, "--engine", "helmchart"))
+
+	t.Run("every release is a HelmChart", func(t *testing.T) {
+		charts, err := b.dynamic.Resource(schema.GroupVersionResource{Group: "helm.cattle.io", Version: "v1", Resource: "helmcharts"}).List(t.Context(), metav1.ListOptions{})
 		must(t, err)
-		for _, ns := range left.Items {
-			t.Errorf("namespace %s is still there (%s)", ns.Name, ns.Status.Phase)
+		jobs, err := b.core.Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: chartLabel})
+		must(t, err)
+		t.Logf("%d HelmCharts, %d pods of Jobs", len(charts.Items), len(jobs.Items))
+		if len(charts.Items) < 12 {
+			t.Errorf("there are %d HelmCharts", len(charts.Items))
 		}
 	})
-	lab.stop(t)
+	t.Run("NVIDIA's device plugin offers the GPUs", func(t *testing.T) { b.gpus(t, 3) })
+	t.Run("Prometheus has every expected target up", b.targets)
+	t.Run("Gateway, routes and policies are accepted and programmed", b.gateway)
+	t.Run("Kyverno", b.kyverno)
+	t.Run("a rotated key arrives", b.keys)
+	t.Run("a second install changes nothing", func(t *testing.T) {
+		before := b.revisions(t)
+		t.Log(strings.Split(b.install(t), "\n")[0])
+		if after := b.revisions(t); !slices.Equal(before, after) {
+			t.Errorf("releases before: %v\nafter: %v", before, after)
+		}
+	})
+	t.Run("uninstall leaves nothing of llmbox's", b.uninstall)
+	b.stop(t)
+}
+
+// needs ends the test where programs have not been compiled.
+func needs(t *testing.T, bin string, programs ...[]string) {
+	t.Helper()
+	for _, name := range slices.Concat(programs...) {
+		if _, err := os.Stat(filepath.Join(bin, "lab", name)); err != nil {
+			t.Fatalf("%v: run `make lab-node-full` first (with gcc installed)", err)
+		}
+	}
+}
+
+func newWholeBox(t *testing.T, bin string, lab *lab) *wholeBox {
+	t.Helper()
+	b := &wholeBox{lab: lab, clients: lab.client(t), bin: bin, ctx: t.Context()}
+	config, err := clientcmd.BuildConfigFromFlags("", lab.Kubeconfig)
+	must(t, err)
+	b.dynamic, err = dynamic.NewForConfig(config)
+	must(t, err)
+	b.flags = []string{"--kubeconfig", lab.Kubeconfig, "--config", fullBox(t, lab.Hub)}
+	return b
+}
+
+func (b *wholeBox) install(t *testing.T, more ...string) string {
+	t.Helper()
+	out := b.llmbox(t, installWithin, append([]string{"install", "--yes"}, more...)...)
+	secret, err := b.core.Secrets("llm").Get(t.Context(), "gateway-keys", metav1.GetOptions{})
+	must(t, err)
+	b.key = string(secret.Data["default"])
+	return out
+}
+
+func (b *wholeBox) uninstall(t *testing.T) {
+	t.Log(b.llmbox(t, uninstallWithin, "uninstall", "--yes"))
+	left, err := b.core.Namespaces().List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=llmbox"})
+	must(t, err)
+	for _, ns := range left.Items {
+		t.Errorf("namespace %s is still there (%s)", ns.Name, ns.Status.Phase)
+	}
+}
+
+// gpus counts what kubelet was offered.
+func (b *wholeBox) gpus(t *testing.T, want int64) {
+	nodes, err := b.core.Nodes().List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for _, n := range nodes.Items {
+		if q := n.Status.Allocatable["nvidia.com/gpu"]; q.Value() != want || n.Labels["nvidia.com/gpu.count"] != fmt.Sprint(want) {
+			t.Errorf("node %s offers %s GPUs and has the label %q", n.Name, q.String(), n.Labels["nvidia.com/gpu.count"])
+		}
+	}
 }
 
 // startOrTake starts a lab, or takes one that is up already, so that a failing part can be
 // tried again without the wait: LLMBOX_E2E_LAB names the file with the line that
 // `llmbox-lab start --detach` printed.
-func startOrTake(t *testing.T, bin string) *lab {
+func startOrTake(t *testing.T, bin string, more ...string) *lab {
 	t.Helper()
 	path := os.Getenv("LLMBOX_E2E_LAB")
 	if path == "" {
-		return startLab(t, bin, "--gpus", "3")
+		return startLab(t, bin, more...)
 	}
 	raw, err := os.ReadFile(path)
 	must(t, err)
@@ -127,8 +205,12 @@ func startOrTake(t *testing.T, bin string) *lab {
 // llmbox runs the product in the node's network, as a person on the box would.
 func (b *wholeBox) llmbox(t *testing.T, within time.Duration, args ...string) string {
 	t.Helper()
-	return run(t, within, filepath.Join(b.bin, "llmbox-lab"),
-		slices.Concat([]string{"exec", "--dir", b.Dir, "--", filepath.Join(b.bin, "llmbox")}, args, b.flags)...)
+	return run(t, within, filepath.Join(b.bin, "llmbox-lab"), b.inside(args...)...)
+}
+
+// inside are the lab's arguments for running llmbox in the node's network.
+func (b *wholeBox) inside(args ...string) []string {
+	return slices.Concat([]string{"exec", "--dir", b.Dir, "--", filepath.Join(b.bin, "llmbox")}, args, b.flags)
 }
 
 // becomes asks until it is so, or the time is up.
@@ -363,8 +445,7 @@ func (b *wholeBox) keys(t *testing.T) {
 			t.Errorf("%s: %d, want %d", tt.name, code, tt.code)
 		}
 	}
-	// Straight into KV, as somebody with Vault's own tools would: External Secrets alone
-	// carries it to the gateway.
+	// It is written into KV alone; External Secrets carries it to the gateway.
 	out := b.llmbox(t, 2*time.Minute, "keys", "create", "rotated")
 	t.Log(strings.Split(out, "\n")[0])
 	secret, err := b.core.Secrets("llm").Get(ctx, "gateway-keys", metav1.GetOptions{})
@@ -444,9 +525,7 @@ func (b *wholeBox) vault(t *testing.T) {
 	// A sealed Vault is ready too, or the unsealer could not reach it by its Service.
 	after := ""
 	becomes(t, 2*time.Minute, "an open Vault", func() error {
-		cmd := exec.CommandContext(t.Context(), filepath.Join(b.bin, "llmbox-lab"), slices.Concat( // #nosec G204 -- the lab's own
-			[]string{"exec", "--dir", b.Dir, "--", filepath.Join(b.bin, "llmbox"), "keys", "list", "--output", "json"}, b.flags)...)
-		out, err := cmd.CombinedOutput()
+		out, err := attempt(t.Context(), time.Minute, filepath.Join(b.bin, "llmbox-lab"), b.inside("keys", "list", "--output", "json")...)
 		if err != nil {
 			return fmt.Errorf("llmbox keys list: %w: %s", err, out)
 		}
@@ -508,7 +587,7 @@ func (b *wholeBox) allReady(ctx context.Context, namespace string, were int) err
 
 // restarts takes the pods of one component after the other away at once.
 func (b *wholeBox) restarts(t *testing.T) {
-	for _, namespace := range []string{"kyverno", "keda", "monitoring", "external-secrets", "envoy-gateway-system", "vault", "llm", "kube-system"} {
+	for _, namespace := range []string{"kyverno", "keda", "monitoring", "external-secrets", "envoy-gateway-system", "vault", "gpu-operator", "llm", "kube-system"} {
 		t.Run(namespace, func(t *testing.T) {
 			began := time.Now()
 			were := b.losePods(t, namespace)
