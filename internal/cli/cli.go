@@ -123,7 +123,7 @@ the gateway. Run it again after whatever went wrong: it goes on where it was.`,
 		return nil
 	}
 	root.AddCommand(
-		a.installCommand(), a.planCommand(), a.statusCommand(), a.uninstallCommand(),
+		a.installCommand(), a.planCommand(), a.statusCommand(), a.upgradeCommand(), a.uninstallCommand(),
 		a.imagesCommand(), a.rehearseCommand(), a.versionCommand(), a.eventsSchemaCommand(),
 		a.modelsCommand(a.machineGPUs), a.preflightCommand(),
 		a.keysCommand(), a.chatCommand(),

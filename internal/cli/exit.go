@@ -64,7 +64,7 @@ func exitCode(err error) int {
 		errors.Is(err, component.ErrNeedOff), errors.Is(err, component.ErrDuplicate),
 		errors.Is(err, cluster.ErrNoKubeconfig), errors.Is(err, k3s.ErrSetting):
 		return exitUsage
-	case errors.Is(err, installer.ErrCheckFailed), errors.Is(err, cluster.ErrUnreachable),
+	case errors.Is(err, installer.ErrCheckFailed), errors.Is(err, installer.ErrOlder), errors.Is(err, cluster.ErrUnreachable),
 		errors.Is(err, cluster.ErrUnauthorized), errors.Is(err, cluster.ErrForbidden),
 		errors.Is(err, helmchart.ErrNoController),
 		errors.Is(err, k3s.ErrForeign), errors.Is(err, k3s.ErrRuntime), errors.Is(err, k3s.ErrNoAddress), errors.Is(err, k3s.ErrVersion),

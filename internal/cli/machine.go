@@ -27,6 +27,8 @@ type machineFlags struct {
 	adopt     bool
 	ignore    []string
 	fix       bool
+	// upgrade says that versions may change.
+	upgrade bool
 }
 
 func (m *machineFlags) register(cmd *cobra.Command, box *boxFlags) {
@@ -82,7 +84,7 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 		return err
 	}
 	flags.machine = host
-	look, err := a.lookAtHost(ctx, cmd, flags, preflightFlags{gpuTimeout: gpu.HangAfter, fix: here.fix, adopt: here.adopt})
+	look, err := a.lookAtHost(ctx, cmd, flags, preflightFlags{gpuTimeout: gpu.HangAfter, fix: here.fix, adopt: here.adopt, upgrade: here.upgrade})
 	if err != nil {
 		return err
 	}
@@ -92,6 +94,15 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 	s, err := a.settle(ctx, cmd, flags, false, a.newLogger())
 	if err != nil {
 		return err
+	}
+	if !here.upgrade {
+		from, to, err := a.k3sVersions(ctx, s)
+		if err != nil {
+			return err
+		}
+		if from != "" && from != to {
+			return usageError{fmt.Errorf("k3s %s is here, and %s would take its place", from, to), "sudo llmbox upgrade, or keep it: --set k3s.version=" + from}
+		}
 	}
 	ctx, session, err := a.start(ctx, "llmbox install")
 	if err != nil {
@@ -172,7 +183,16 @@ func (a *app) hostCommand() *cobra.Command {
 		}),
 		flags(&cobra.Command{
 			Use: "supervise", Short: "Keep k3s running where there is no service manager", Args: noArgs,
-			RunE: run(func(ctx context.Context, h *machine.Host, b config.Box) error { return h.Supervise(ctx, b) }),
+			RunE: run(func(ctx context.Context, h *machine.Host, b config.Box) error {
+				if rebooted, err := h.Rebooted(ctx, b); err == nil && rebooted {
+					go func() { _ = a.afterBoot(ctx, h) }()
+				}
+				return h.Supervise(ctx, b)
+			}),
+		}),
+		flags(&cobra.Command{
+			Use: "boot", Short: "Look after the box once after a boot", Args: noArgs,
+			RunE: run(func(ctx context.Context, h *machine.Host, _ config.Box) error { return a.afterBoot(ctx, h) }),
 		}),
 	)
 	return c

@@ -41,6 +41,8 @@ type preflightFlags struct {
 	gpuTimeout time.Duration
 	// adopt says that a k3s of somebody else's shall become the box's.
 	adopt bool
+	// upgrade says that what is there may be replaced by downloads.
+	upgrade bool
 }
 
 func (a *app) preflightCommand() *cobra.Command {
@@ -165,7 +167,7 @@ func (a *app) hostFindings(ctx context.Context, cmd *cobra.Command, box *boxFlag
 	}
 	installed, running := a.boxHere(ctx, before.box, flags)
 	// What runs already needs nothing of the network.
-	flags.offline = flags.offline || running
+	flags.offline = flags.offline || running && !flags.upgrade
 	facts, err := a.machine(ctx, flags, installer.Need(nodes, before.box, model.Choice{}, before.table.K3s.Shipped))
 	if err != nil {
 		return hostLook{}, err

@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"strings"
 	"text/tabwriter"
 
@@ -43,15 +45,10 @@ func (a *app) runStatus(cmd *cobra.Command, flags *boxFlags) error {
 	if err != nil {
 		return err
 	}
-	engine, err := s.engine(ctx, log)
+	run, err := s.lookingRun(ctx, log)
 	if err != nil {
 		return err
 	}
-	secrets, err := installer.NewSecrets(s.client, s.box)
-	if err != nil {
-		return err
-	}
-	run := installer.NewRun(s.plan, s.client, engine, secrets, s.state, event.SinkFunc(func(event.Event) {}), log)
 	doc := statusDoc{Components: run.Status(ctx), Model: s.plan.Model.Name, LastRun: s.last.Outcome}
 	if doc.GPUs, err = installer.GPUs(ctx, s.client); err != nil {
 		return err
@@ -74,6 +71,19 @@ func (a *app) runStatus(cmd *cobra.Command, flags *boxFlags) error {
 		err = fmt.Errorf("%d of %d components: %w", missing, len(doc.Components), installer.ErrNotReady)
 	}
 	return err
+}
+
+// lookingRun is a run that only looks, and says nothing.
+func (s *settled) lookingRun(ctx context.Context, log *slog.Logger) (*installer.Run, error) {
+	engine, err := s.engine(ctx, log)
+	if err != nil {
+		return nil, err
+	}
+	secrets, err := installer.NewSecrets(s.client, s.box)
+	if err != nil {
+		return nil, err
+	}
+	return installer.NewRun(s.plan, s.client, engine, secrets, s.state, event.SinkFunc(func(event.Event) {}), log), nil
 }
 
 func (a *app) printStatus(doc statusDoc) error {

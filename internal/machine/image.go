@@ -20,7 +20,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/llmbox-dev/llmbox/internal/host"
-	"github.com/llmbox-dev/llmbox/internal/k3s"
 )
 
 const (
@@ -153,9 +152,8 @@ func (i *ownImage) write(w io.Writer) error {
 	return out.Close()
 }
 
-// ensureArchive has the image lie where k3s imports it from.
-func (h *Host) ensureArchive(ctx context.Context, i *ownImage, dataDir string) (changed bool, err error) {
-	name := path.Join(k3s.ImagesDir(dataDir), imageArchive)
+// ensureArchive has the image lie in an archive.
+func (h *Host) ensureArchive(ctx context.Context, i *ownImage, name string) (changed bool, err error) {
 	has, err := h.archivedIndex(ctx, name)
 	if err != nil {
 		return false, err
@@ -197,7 +195,7 @@ func (h *Host) archivedIndex(ctx context.Context, name string) ([]byte, error) {
 }
 
 // importImage has a running k3s know the image now, where it doesn't.
-func (h *Host) importImage(ctx context.Context, i *ownImage, binary, dataDir string) (changed bool, err error) {
+func (h *Host) importImage(ctx context.Context, i *ownImage, binary, archive string) (changed bool, err error) {
 	ctr := func(args ...string) (string, error) {
 		result, err := h.o.Runner.Run(ctx, host.Command{
 			Program: path.Base(binary), Directories: []string{path.Dir(binary)}, Deadline: importDeadline,
@@ -218,7 +216,7 @@ func (h *Host) importImage(ctx context.Context, i *ownImage, binary, dataDir str
 	if strings.Contains(listed, i.digest()) {
 		return false, nil
 	}
-	if _, err := ctr("import", h.at(path.Join(k3s.ImagesDir(dataDir), imageArchive))); err != nil {
+	if _, err := ctr("import", h.at(archive)); err != nil {
 		return false, fmt.Errorf("importing llmbox's image: %w", err)
 	}
 	return true, nil

@@ -21,6 +21,7 @@ import (
 
 	"github.com/llmbox-dev/llmbox/internal/config"
 	"github.com/llmbox-dev/llmbox/internal/host"
+	"github.com/llmbox-dev/llmbox/internal/k3s"
 )
 
 func testBox(t *testing.T) config.Box {
@@ -220,7 +221,7 @@ func TestArchiveIsWrittenWhenItDiffers(t *testing.T) {
 		t.Helper()
 		image, err := newOwnImage(h.o.Executable, "example.com/llmbox:1")
 		must(t, err)
-		changed, err := h.ensureArchive(t.Context(), image, "/k3s")
+		changed, err := h.ensureArchive(t.Context(), image, "/k3s/agent/images/llmbox.tar")
 		if err != nil || changed != want {
 			t.Errorf("changed is %t, %v, want %t", changed, err, want)
 		}
@@ -245,6 +246,9 @@ type ctr struct {
 }
 
 func (c *ctr) Run(_ context.Context, cmd host.Command) (host.Result, error) {
+	if cmd.Program != "k3s" {
+		return host.Result{}, host.ErrNotInstalled
+	}
 	c.asked = append(c.asked, strings.Join(cmd.Args[4:], " "))
 	if cmd.Args[4] == c.failing {
 		return host.Result{Exit: 1, Output: []byte("ctr: one\nctr: the last line\n")}, nil
@@ -269,7 +273,7 @@ func TestImportWhenContainerdHasAnother(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := New(Options{Root: t.TempDir(), Runner: &tt.ctr})
-			changed, err := h.importImage(t.Context(), image, "/usr/local/bin/k3s", "/k3s")
+			changed, err := h.importImage(t.Context(), image, "/usr/local/bin/k3s", "/k3s/llmbox.tar")
 			if tt.fails != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.fails) {
 					t.Errorf("the error is %v, want %q", err, tt.fails)
@@ -339,5 +343,35 @@ func TestHolderIsReadable(t *testing.T) {
 	var holder Holder
 	if err := json.Unmarshal(raw, &holder); err != nil || holder.Since.IsZero() {
 		t.Errorf("the lock says %q: %v", raw, err)
+	}
+}
+
+func TestBootUnit(t *testing.T) {
+	h := rooted(t)
+	box := testBox(t)
+	for i, want := range []bool{true, false} {
+		changed, err := h.ensureBoot(k3s.Systemd, "/usr/local/bin/llmbox", box)
+		if err != nil || changed != want {
+			t.Errorf("call %d: changed is %t, %v", i, changed, err)
+		}
+	}
+	unit, err := os.ReadFile(h.at("/etc/systemd/system/llmbox-boot.service"))
+	must(t, err)
+	if !strings.Contains(string(unit), `ExecStart="/usr/local/bin/llmbox" "host" "boot" "--data" "/var/lib/llmbox"`) {
+		t.Errorf("the unit is\n%s", unit)
+	}
+	if to, err := os.Readlink(h.at("/etc/systemd/system/multi-user.target.wants/llmbox-boot.service")); err != nil || to != "/etc/systemd/system/llmbox-boot.service" {
+		t.Errorf("it is enabled by a link to %q, %v", to, err)
+	}
+	h.o.Runner = &ctr{}
+	gone, err := h.removeBoot(t.Context())
+	if err != nil || len(gone) != 2 {
+		t.Errorf("gone are %q, %v", gone, err)
+	}
+	if gone, err := h.removeBoot(t.Context()); err != nil || len(gone) != 0 {
+		t.Errorf("the second time: %q, %v", gone, err)
+	}
+	if changed, err := h.ensureBoot(k3s.Supervised, "/x", box); err != nil || changed {
+		t.Errorf("without systemd: %t, %v", changed, err)
 	}
 }

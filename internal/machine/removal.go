@@ -43,8 +43,13 @@ type Removed struct {
 // RemoveK3s takes k3s away, and everything that it and its pods made. It can be called
 // again from any state.
 func (h *Host) RemoveK3s(ctx context.Context, o RemoveOptions, stop <-chan struct{}, report k3s.Report) (Removed, error) {
-	outcomes, err := h.K3s(o.Box).Remove(ctx, k3s.RemoveOptions{KeepData: o.KeepData, Others: o.Others}, stop, report)
 	var out Removed
+	boot, err := h.removeBoot(ctx)
+	if err != nil {
+		return out, err
+	}
+	out.Counts = append(out.Counts, boot...)
+	outcomes, err := h.K3s(o.Box).Remove(ctx, k3s.RemoveOptions{KeepData: o.KeepData, Others: o.Others}, stop, report)
 	for _, one := range outcomes {
 		if n := len(one.Finds) - len(one.Remains); n > 0 {
 			out.Counts = append(out.Counts, fmt.Sprintf("%s %d", one.Name, n))
@@ -101,7 +106,7 @@ func (h *Host) RemoveState(ctx context.Context, o RemoveOptions) (Removed, error
 	if _, err := os.Lstat(h.at(path.Join(StateDir, repairsFile))); err == nil {
 		out.Stays = append(out.Stays, path.Join(StateDir, repairsFile)+": says what preflight --fix mended, which stays")
 	}
-	for _, name := range []string{".llmbox." + choicesFile, choicesFile, lockFile} {
+	for _, name := range []string{".llmbox." + choicesFile, choicesFile, ".llmbox." + bootFile, bootFile, lockFile} {
 		remove(path.Join(StateDir, name), false)
 	}
 	// Only where nobody else keeps anything there.

@@ -94,18 +94,30 @@ func (h *Host) Up(ctx context.Context, want Want, report k3s.Report) (Outcome, e
 	if err != nil {
 		return out, err
 	}
+	record, err := m.Record(ctx)
+	if err != nil {
+		return out, err
+	}
+	archive := path.Join(k3s.ImagesDir(want.Box.K3s.DataDir), imageArchive)
+	if record.Adopted {
+		// Nothing of llmbox goes into directories of somebody else's k3s.
+		archive = path.Join(want.Box.Paths.Data, "cache", imageArchive)
+	}
+	prepare := func(ctx context.Context) error {
+		changed, err := h.ensureBoot(init, out.Program, want.Box)
+		out.Changed = out.Changed || changed
+		if err != nil || image == nil {
+			return err
+		}
+		changed, err = h.ensureArchive(ctx, image, archive)
+		out.Changed = out.Changed || changed
+		return err
+	}
 	done, err := m.Ensure(ctx, k3s.Want{
 		Binary: binary, Settings: settings, Init: init,
 		Hook:       h.command(out.Program, want.Box, "node-ip"),
 		Supervisor: h.command(out.Program, want.Box, "supervise"),
-		Prepare: func(ctx context.Context) error {
-			if image == nil {
-				return nil
-			}
-			changed, err := h.ensureArchive(ctx, image, want.Box.K3s.DataDir)
-			out.Changed = out.Changed || changed
-			return err
-		},
+		Prepare:    prepare,
 	}, report)
 	out.Changed = out.Changed || len(done.Changed) > 0 || done.Started || done.Restarted
 	out.Version, out.NodeName, out.Restarted = done.Binary.Version, done.NodeName, done.Reasons
@@ -113,11 +125,24 @@ func (h *Host) Up(ctx context.Context, want Want, report k3s.Report) (Outcome, e
 		return out, err
 	}
 	out.Supervised = done.Service.Init() == k3s.Supervised
-	return out, h.ready(ctx, m, want, settings, done, image, &out, report)
+	if record.Adopted {
+		if err := prepare(ctx); err != nil {
+			return out, err
+		}
+	}
+	if err := h.ready(ctx, m, want, settings, done, &out, report); err != nil || image == nil {
+		return out, err
+	}
+	if report != nil {
+		report(k3s.Progress{Phase: PhaseImage, Message: "bringing llmbox's image in"})
+	}
+	imported, err := h.importImage(ctx, image, done.Binary.Path, archive)
+	out.Changed = out.Changed || imported
+	return out, err
 }
 
-// ready waits for k3s and completes what only a running one can be given.
-func (h *Host) ready(ctx context.Context, m *k3s.Machine, want Want, settings k3s.Settings, done k3s.Outcome, image *ownImage, out *Outcome, report k3s.Report) error {
+// ready waits for k3s, and for pods to get GPUs from it.
+func (h *Host) ready(ctx context.Context, m *k3s.Machine, want Want, settings k3s.Settings, done k3s.Outcome, out *Outcome, report k3s.Report) error {
 	prober := h.o.Prober
 	if prober == nil {
 		prober = m.NewProber(h.kubeconfig(settings))
@@ -131,28 +156,18 @@ func (h *Host) ready(ctx context.Context, m *k3s.Machine, want Want, settings k3
 	if err := m.Wait(bounded, done.Service, waitFor, done.Since, prober, report); err != nil {
 		return err
 	}
-	if want.GPURuntime {
-		verdict, restarted, err := m.EnsureRuntime(bounded, done.Service, waitFor, prober, report)
-		if restarted {
-			out.Changed = true
-			out.Restarted = append(out.Restarted, verdict.Why)
-		}
-		if err != nil {
-			return err
-		}
-		if err := verdict.Problem(); err != nil {
-			return err
-		}
-	}
-	if image == nil {
+	if !want.GPURuntime {
 		return nil
 	}
-	if report != nil {
-		report(k3s.Progress{Phase: PhaseImage, Message: "bringing llmbox's image in"})
+	verdict, restarted, err := m.EnsureRuntime(bounded, done.Service, waitFor, prober, report)
+	if restarted {
+		out.Changed = true
+		out.Restarted = append(out.Restarted, verdict.Why)
 	}
-	imported, err := h.importImage(ctx, image, done.Binary.Path, want.Box.K3s.DataDir)
-	out.Changed = out.Changed || imported
-	return err
+	if err != nil {
+		return err
+	}
+	return verdict.Problem()
 }
 
 // kubeconfig is by which this machine's node can be looked at.
