@@ -345,6 +345,21 @@ func (s *Snapshot) member(name string, data []byte) error {
 		s.AddProbe(probe, compact.Bytes())
 		return nil
 	}
+	if p, ok := strings.CutPrefix(name, clusterDir); ok {
+		kind, ok := strings.CutSuffix(p, ".json")
+		if !ok || kind == "" || strings.Contains(kind, "/") {
+			return nil
+		}
+		if !json.Valid(data) {
+			return &spoiltError{clusterDir + resourceName(kind), fmt.Errorf("no JSON: %w", ErrMalformed)}
+		}
+		s.AddCluster(kind, data)
+		return nil
+	}
+	if log, ok := parseLogName(name); ok {
+		s.AddLog(log, string(data))
+		return nil
+	}
 	if name != gpuName {
 		return nil
 	}

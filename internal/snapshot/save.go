@@ -64,6 +64,12 @@ func (s *Snapshot) members() ([]member, error) {
 	for _, p := range sortedKeys(s.files) {
 		out = append(out, member{strings.TrimSuffix(hostDir, "/") + p, []byte(s.files[p])})
 	}
+	for _, kind := range s.ClusterKinds() {
+		out = append(out, member{clusterDir + kind + ".json", s.cluster[kind]})
+	}
+	for _, log := range s.Logs() {
+		out = append(out, member{log.Place(), []byte(s.logs[log])})
+	}
 	for _, m := range out {
 		if err := safeName(m.name); err != nil {
 			return nil, err

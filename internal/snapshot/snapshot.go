@@ -1,5 +1,6 @@
 // Package snapshot holds the facts about one box at one moment: files of the host,
-// the output of a few commands, probes, and what the GPUs report. It collects them
+// the output of a few commands, probes, what the GPUs report, and the objects and logs
+// of its cluster. It collects them
 // from the live machine within deadlines, and loads and saves them as a directory
 // or an archive, so that whoever judges never touches a machine.
 //
@@ -108,6 +109,8 @@ type Snapshot struct {
 	entries  map[string]Entry
 	commands map[string]Text
 	probes   map[string]json.RawMessage
+	cluster  map[string]json.RawMessage
+	logs     map[LogName]string
 }
 
 // New returns an empty snapshot.
@@ -116,6 +119,7 @@ func New() *Snapshot {
 		Manifest: Manifest{APIVersion: APIVersion, Kind: Kind, Unreadable: map[string]string{}},
 		files:    map[string]string{}, entries: map[string]Entry{},
 		commands: map[string]Text{}, probes: map[string]json.RawMessage{},
+		cluster: map[string]json.RawMessage{}, logs: map[LogName]string{},
 	}
 }
 
