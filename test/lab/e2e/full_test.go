@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -597,19 +598,26 @@ func (b *wholeBox) restarts(t *testing.T) {
 		})
 	}
 	t.Run("llmbox finds nothing to do", func(t *testing.T) {
-		out := b.llmbox(t, 2*time.Minute, "status", "--output", "json")
-		var status struct {
-			Components []struct {
-				Name  string
-				Ready bool
-			}
+		type component struct {
+			Name, Reason string
+			Ready        bool
 		}
-		must(t, json.Unmarshal([]byte(list(out)), &status))
-		for _, c := range status.Components {
-			if !c.Ready {
-				t.Errorf("%s is not ready", c.Name)
+		var status struct{ Components []component }
+		// Prometheus asks the last pod that was lost every 15 seconds.
+		becomes(t, time.Minute, "every component", func() error {
+			out, err := attempt(t.Context(), time.Minute, filepath.Join(b.bin, "llmbox-lab"), b.inside("status", "--output", "json")...)
+			status.Components = nil
+			// Errors come after the document.
+			if bad := json.NewDecoder(bytes.NewReader(out)).Decode(&status); bad != nil {
+				return fmt.Errorf("reading llmbox' status: %w: %s", bad, out)
 			}
-		}
+			for _, c := range status.Components {
+				if !c.Ready {
+					return fmt.Errorf("%s is not ready: %s", c.Name, c.Reason)
+				}
+			}
+			return err
+		})
 		if len(status.Components) < 10 {
 			t.Errorf("status lists %d components", len(status.Components))
 		}
