@@ -41,6 +41,8 @@ type preflightFlags struct {
 	gpuTimeout time.Duration
 	// adopt says that a k3s of somebody else's shall become the box's.
 	adopt bool
+	// agent says that the machine shall join another's box.
+	agent bool
 	// upgrade says that what is there may be replaced by downloads.
 	upgrade bool
 }
@@ -164,6 +166,9 @@ func (a *app) hostFindings(ctx context.Context, cmd *cobra.Command, box *boxFlag
 	nodes, err := component.Order(before.table.Components, func(name string) component.Mode { return component.Mode(before.box.Mode(name)) })
 	if err != nil {
 		return hostLook{}, fmt.Errorf("ordering the components: %w", err)
+	}
+	if flags.agent {
+		nodes = installer.OnFurtherNodes(nodes)
 	}
 	installed, running := a.boxHere(ctx, before.box, flags)
 	// What runs already needs nothing of the network.

@@ -11,7 +11,6 @@ import (
 	"github.com/llmbox-dev/llmbox/internal/cluster"
 	"github.com/llmbox-dev/llmbox/internal/event"
 	"github.com/llmbox-dev/llmbox/internal/finding"
-	"github.com/llmbox-dev/llmbox/internal/machine"
 	"github.com/llmbox-dev/llmbox/internal/preflight"
 )
 
@@ -60,22 +59,7 @@ func Install(ctx context.Context, o Options) (*event.Summary, error) {
 	run := NewRun(o.Plan, o.Client, o.Engine, o.Secrets, o.State, o.Sink, o.Log)
 	run.emit(event.Event{Type: event.RunStarted, Message: "Installing " + o.Plan.Model.Name, Plan: o.announce()})
 
-	err := run.install(ctx, o)
-
-	outcome := "done"
-	switch {
-	case errors.Is(err, ErrInterrupted), errors.Is(err, context.Canceled):
-		outcome, err = "interrupted", ErrInterrupted
-	case err != nil:
-		outcome = "failed"
-	}
-	summary := run.Summary(outcome)
-	done := event.Event{Type: event.RunDone, Summary: summary, ElapsedMS: time.Since(began).Milliseconds()}
-	if err != nil {
-		done.Error = oneLine(err)
-	}
-	run.emit(done)
-	return summary, err
+	return run.ended(began, run.install(ctx, o), run.Summary)
 }
 
 // announce lists the steps of the run for run.started.
@@ -101,14 +85,7 @@ func (r *Run) install(ctx context.Context, o Options) error {
 	if o.Machine == nil {
 		return r.guarded(ctx, o)
 	}
-	began := r.begin(machineStep, "Checking this machine")
-	if err := r.judged(machineStep, began, o.Machine.Found, o.Ignore); err != nil {
-		return err
-	}
-	release, err := o.Machine.Host.Lock("install")
-	if errors.Is(err, machine.ErrLocked) {
-		return fmt.Errorf("%w: %w", ErrLocked, err)
-	}
+	release, err := r.takeMachine(o, "install")
 	if err != nil {
 		return err
 	}

@@ -27,8 +27,60 @@ type Machine struct {
 	Want machine.Want
 	// Found is what preflight found on it.
 	Found []finding.Finding
-	// Connect reaches the cluster once it is there, and plans anew with what it shows.
+	// Connect reaches the cluster once it is there, and plans anew with what it shows;
+	// nil for a machine that joins another's, and leaves the cluster to that.
 	Connect func(ctx context.Context) (Target, error)
+}
+
+// Join makes the machine a further node of a box. It emits run.started and run.done as
+// Install does.
+func Join(ctx context.Context, o Options) (*event.Summary, error) {
+	began := time.Now()
+	r := NewRun(&Plan{}, nil, nil, nil, nil, o.Sink, o.Log)
+	r.emit(event.Event{Type: event.RunStarted, Message: "Joining " + o.Machine.Want.Join.URL, Plan: []event.PlannedStep{
+		{Step: machineStep, Title: "Preflight of this machine"},
+		{Step: k3sStep, Title: "k3s", Needs: []string{machineStep}},
+	}})
+	release, err := r.takeMachine(o, "join")
+	if err == nil {
+		defer release()
+		_, err = r.onMachine(ctx, o)
+	}
+	return r.ended(began, err, withoutGates)
+}
+
+// withoutGates is the account of a run that passes none.
+func withoutGates(outcome string) *event.Summary { return &event.Summary{Outcome: outcome} }
+
+// takeMachine refuses a machine that does not fit, or is another run's.
+func (r *Run) takeMachine(o Options, command string) (release func(), err error) {
+	began := r.begin(machineStep, "Checking this machine")
+	if err := r.judged(machineStep, began, o.Machine.Found, o.Ignore); err != nil {
+		return nil, err
+	}
+	release, err = o.Machine.Host.Lock(command)
+	if errors.Is(err, machine.ErrLocked) {
+		return nil, fmt.Errorf("%w: %w", ErrLocked, err)
+	}
+	return release, err
+}
+
+// ended emits run.done and settles how a run ended.
+func (r *Run) ended(began time.Time, err error, account func(outcome string) *event.Summary) (*event.Summary, error) {
+	outcome := "done"
+	switch {
+	case errors.Is(err, ErrInterrupted), errors.Is(err, context.Canceled):
+		outcome, err = "interrupted", ErrInterrupted
+	case err != nil:
+		outcome = "failed"
+	}
+	summary := account(outcome)
+	done := event.Event{Type: event.RunDone, Summary: summary, ElapsedMS: time.Since(began).Milliseconds()}
+	if err != nil {
+		done.Error = oneLine(err)
+	}
+	r.emit(done)
+	return summary, err
 }
 
 // onMachine makes the machine the cluster. Everything it does can be cut off and done
@@ -75,11 +127,13 @@ func (r *Run) becomeCluster(ctx context.Context, o Options) (Target, error) {
 	if out.Supervised {
 		r.log.Warn("nothing starts k3s after a reboot here: have the machine run this at boot", "command", out.Program+" host supervise")
 	}
-	target, err := o.Machine.Connect(ctx)
-	if err != nil {
-		return fail(err)
+	var target Target
+	if o.Machine.Connect != nil {
+		if target, err = o.Machine.Connect(ctx); err != nil {
+			return fail(err)
+		}
+		r.plan, r.client, r.engine, r.secrets, r.state = target.Plan, target.Client, target.Engine, target.Secrets, target.State
 	}
-	r.plan, r.client, r.engine, r.secrets, r.state = target.Plan, target.Client, target.Engine, target.Secrets, target.State
 	done := event.Event{Type: event.StepDone, Step: k3sStep, ElapsedMS: r.end(k3sStep, began), Message: out.Version + " on node " + out.NodeName}
 	switch {
 	case len(out.Restarted) > 0:
@@ -169,22 +223,7 @@ func UninstallMachine(ctx context.Context, o MachineRemoval) (*event.Summary, er
 		{Step: stateGoneStep, Title: "llmbox's own files", Needs: []string{k3sGoneStep}},
 	}})
 
-	err := r.uninstallMachine(ctx, o)
-
-	outcome := "done"
-	switch {
-	case errors.Is(err, ErrInterrupted), errors.Is(err, context.Canceled):
-		outcome, err = "interrupted", ErrInterrupted
-	case err != nil:
-		outcome = "failed"
-	}
-	summary := &event.Summary{Outcome: outcome}
-	done := event.Event{Type: event.RunDone, Summary: summary, ElapsedMS: time.Since(began).Milliseconds()}
-	if err != nil {
-		done.Error = oneLine(err)
-	}
-	r.emit(done)
-	return summary, err
+	return r.ended(began, r.uninstallMachine(ctx, o), withoutGates)
 }
 
 func (r *Run) uninstallMachine(ctx context.Context, o MachineRemoval) error {

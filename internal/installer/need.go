@@ -85,6 +85,12 @@ func Need(nodes []component.Node, box config.Box, choice model.Choice, k3sVersio
 	return need
 }
 
+// OnFurtherNodes keeps what also runs on nodes that join a box: the GPU operator's parts
+// and the model.
+func OnFurtherNodes(nodes []component.Node) []component.Node {
+	return slices.DeleteFunc(slices.Clone(nodes), func(n component.Node) bool { return n.Name != gpuStep && n.Name != modelStep })
+}
+
 // downloadHosts lists, once each, the hosts that these components come from.
 func downloadHosts(nodes []component.Node, box config.Box) []string {
 	hosts := []string{}

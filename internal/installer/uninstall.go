@@ -62,22 +62,7 @@ func Uninstall(ctx context.Context, o UninstallOptions) (*event.Summary, error) 
 		event.PlannedStep{Step: namespacesStep, Title: "Namespaces"})
 	r.emit(event.Event{Type: event.RunStarted, Message: "Uninstalling", Plan: planned})
 
-	err := r.uninstallGuarded(ctx, o, steps)
-
-	outcome := "done"
-	switch {
-	case errors.Is(err, ErrInterrupted), errors.Is(err, context.Canceled):
-		outcome, err = "interrupted", ErrInterrupted
-	case err != nil:
-		outcome = "failed"
-	}
-	summary := &event.Summary{Outcome: outcome}
-	done := event.Event{Type: event.RunDone, Summary: summary, ElapsedMS: time.Since(began).Milliseconds()}
-	if err != nil {
-		done.Error = oneLine(err)
-	}
-	r.emit(done)
-	return summary, err
+	return r.ended(began, r.uninstallGuarded(ctx, o, steps), withoutGates)
 }
 
 func dependants(s Step) []string {

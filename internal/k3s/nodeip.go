@@ -72,6 +72,15 @@ func NodeIPDropIn(addresses []Address) (string, error) {
 		marker, found[0]), nil
 }
 
+// NodeAddress is the one of these addresses that the node has.
+func NodeAddress(addresses []Address) (netip.Addr, error) {
+	found := candidates(addresses)
+	if len(found) == 0 {
+		return netip.Addr{}, ErrNoAddress
+	}
+	return found[0], nil
+}
+
 // RefreshNodeIP is the hook that the service runs before each start: it writes the
 // drop-in anew, or removes it where there is no choice. It waits a little for a
 // first address.

@@ -106,7 +106,7 @@ func (h *Host) RemoveState(ctx context.Context, o RemoveOptions) (Removed, error
 	if _, err := os.Lstat(h.at(path.Join(StateDir, repairsFile))); err == nil {
 		out.Stays = append(out.Stays, path.Join(StateDir, repairsFile)+": says what preflight --fix mended, which stays")
 	}
-	for _, name := range []string{".llmbox." + choicesFile, choicesFile, ".llmbox." + bootFile, bootFile, lockFile} {
+	for _, name := range []string{".llmbox." + choicesFile, choicesFile, ".llmbox." + bootFile, bootFile, ".llmbox." + tokenFile, tokenFile, lockFile} {
 		remove(path.Join(StateDir, name), false)
 	}
 	// Only where nobody else keeps anything there.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path"
 	"runtime"
@@ -44,8 +45,19 @@ type Want struct {
 	// Adopt has llmbox use a k3s that somebody else installed.
 	Adopt bool
 	// Join is set for a machine that joins another.
-	Join *k3s.Join
+	Join *Join
 }
+
+// Join is the box that a machine joins.
+type Join struct {
+	// URL is that of its first machine, such as "https://10.0.0.5:6443".
+	URL string
+	// Token lets it in. It is kept in a file of root's, which k3s reads at each start.
+	Token string
+}
+
+// tokenFile keeps the token in StateDir.
+const tokenFile = "join-token"
 
 // Outcome is what was done.
 type Outcome struct {
@@ -179,11 +191,14 @@ func (h *Host) kubeconfig(s k3s.Settings) string {
 }
 
 func (h *Host) settings(ctx context.Context, want Want) (k3s.Settings, error) {
-	s := k3s.Settings{Role: k3s.Server, Box: want.Box, ProxyEnvironment: h.o.ProxyEnvironment, Join: want.Join}
-	if want.Join != nil {
-		s.Role = k3s.Agent
-	}
+	s := k3s.Settings{Role: k3s.Server, Box: want.Box, ProxyEnvironment: h.o.ProxyEnvironment}
 	var err error
+	if want.Join != nil {
+		s.Role, s.Join = k3s.Agent, &k3s.Join{URL: want.Join.URL, TokenFile: path.Join(StateDir, tokenFile)}
+		if err := writeFile(h.at(s.Join.TokenFile), secretMode, []byte(want.Join.Token+"\n")); err != nil {
+			return s, fmt.Errorf("keeping the token: %w", err)
+		}
+	}
 	if s.Facts, err = k3s.ReadFacts(ctx, h.files, want.Box.K3s.DataDir); err != nil {
 		return s, fmt.Errorf("reading the machine's facts: %w", err)
 	}
@@ -262,6 +277,18 @@ func (f fetcher) Fetch(ctx context.Context, want k3s.Fetch) error {
 func (f fetcher) Text(ctx context.Context, url string, limit int64) ([]byte, error) {
 	answer, err := f.client.Read(ctx, download.Document{URL: url, Limit: limit})
 	return answer.Body, err
+}
+
+// Address is where this machine's k3s is reached by others.
+func (h *Host) Address(ctx context.Context, box config.Box) (netip.Addr, error) {
+	if box.Network.NodeIP != "" {
+		return netip.ParseAddr(box.Network.NodeIP)
+	}
+	addresses, err := k3s.ReadAddresses(ctx, h.files)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return k3s.NodeAddress(addresses)
 }
 
 // NodeIP is what runs before each start of k3s.
