@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -377,11 +378,18 @@ func (r *Run) apply(ctx, waiting context.Context, s Step) (chart.Outcome, error)
 				return "", err
 			}
 		}
+		anew, err := r.client.ClearWay(ctx, s.Objects, s.releaseName())
+		if err != nil {
+			return "", err
+		}
 		explain := r.watchHooks(ctx, s)
 		if out, err = r.engine.Apply(ctx, *s.Release); err != nil {
 			return "", explain(err)
 		}
 		text := fmt.Sprintf("%s, revision %d, %d objects", out.Change, out.Revision, len(s.Objects))
+		if len(anew) > 0 {
+			text += ", made anew: " + strings.Join(anew, ", ")
+		}
 		if out.Repaired != "" {
 			text += " (" + out.Repaired + ")"
 		}
