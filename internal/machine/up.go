@@ -271,12 +271,28 @@ func (f fetcher) Fetch(ctx context.Context, want k3s.Fetch) error {
 		file.Progress = func(p download.Progress) { want.Progress(p.Done, max(p.Total, 0)) }
 	}
 	_, err := f.client.Fetch(ctx, file)
-	return err
+	return wayOut(err)
 }
 
 func (f fetcher) Text(ctx context.Context, url string, limit int64) ([]byte, error) {
 	answer, err := f.client.Read(ctx, download.Document{URL: url, Limit: limit})
-	return answer.Body, err
+	return answer.Body, wayOut(err)
+}
+
+// wayOut puts beside a failed download what a person can do.
+func wayOut(err error) error {
+	var authority *download.CertificateError
+	var full *download.SpaceError
+	out := "Run the command again, it goes on where it stopped. Without a way to the internet: --k3s-binary FILE"
+	switch {
+	case err == nil, errors.Is(err, context.Canceled):
+		return err
+	case errors.As(err, &authority):
+		out = "If a proxy of yours stands between: --set network.caFile=FILE names its certificate authority"
+	case errors.As(err, &full):
+		out = "Free space, then run the command again: it goes on where it stopped"
+	}
+	return &k3s.Problem{What: err.Error(), Out: out, Err: err}
 }
 
 // Address is where this machine's k3s is reached by others.
