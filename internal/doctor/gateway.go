@@ -19,11 +19,12 @@ import (
 func gatewayChecks() []Check {
 	modelDown := []string{"model.*", "workload.failing", "workload.unexplained", "workload.missing", "model.rollout_deadlock", "secrets.hf_token_missing", "pod.*", "gpu.*", "runtime.*", "image.*"}
 	below := append(append(nodeRoots(), networkRoots()...), "image.pull.*", "operator.webhook.blocking", "helm.release.*", "workload.unexplained", "net.service_route")
+	below, modelDown = slices.Clip(below), slices.Clip(modelDown)
 	return []Check{
 		{
 			ID: "gateway.no_address", Layer: LayerGateway, Title: "Gateway without an address", Reads: "Gateway's conditions, its Service, servicelb", Rule: "an address, by servicelb, a NodePort or external addresses",
 			Source: "envoyproxy/gateway#1654, #7395; docs.k3s.io/networking, service load balancer", Judge: judgeGatewayAddress,
-			Fix: "Let k3s give it one: take servicelb out of disable in /etc/rancher/k3s/config.yaml, then: sudo systemctl restart k3s", Causes: append(below, "gateway.controller"),
+			Fix: "Let k3s give it one: take servicelb out of disable in /etc/rancher/k3s/config.yaml, then: sudo systemctl restart k3s", Causes: append(below, "gateway.controller", "pod.host_port"),
 		},
 		{
 			ID: "gateway.not_programmed", Layer: LayerGateway, Title: "Gateway that is not in force", Reads: "Gateways and their listeners", Rule: "Accepted and Programmed",

@@ -16,6 +16,7 @@ import (
 
 func helmChecks() []Check {
 	below := append(append(nodeRoots(), networkRoots()...), "operator.webhook.blocking", "operator.webhook.certificate", "operator.policy_denied", "image.pull.*", "helm.crd.annotation_limit")
+	below = slices.Clip(below)
 	return append([]Check{
 		{
 			ID: "helm.release.pending", Layer: LayerHelm, Title: "Release stuck half-way", Reads: "labels of the release Secrets, jobs of the helm-controller, age", Rule: "no release pending without somebody at work on it",
@@ -182,7 +183,8 @@ func judgeReleases(f *facts) []finding.Finding {
 		said := f.lastWords(p)
 		broken = append(broken, p.Name+": "+cmp.Or(said, reason(p)))
 		evidence = append(evidence, at("pods", podKey(p), said))
-		f.explain(podKey(p), "helm.release.failed")
+		// The release speaks for its pod.
+		f.explain(podKey(p), "")
 	}
 	switch {
 	case len(broken) > 0:

@@ -75,6 +75,8 @@ func hostFindings(ctx context.Context, f *facts) []finding.Finding {
 			if bad(*one) && f.modelHolds() {
 				one.Severity, one.Fix, one.Measured = finding.OK, "", "the box's own model server"
 			}
+		case "host.disk.pressure":
+			one.Causes = append(one.Causes, "host.disk.full")
 		case "host.first_boot":
 			one.Causes = append(one.Causes, "host.apt.busy")
 		case "gpu.xid.154":

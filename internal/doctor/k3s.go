@@ -19,11 +19,12 @@ func k3sChecks() []Check {
 		"k3s.port_conflict", "host.cgroup.v1", "host.cgroup.memory", "host.clock", "host.disk.*", "host.modules", "host.selinux", "host.apparmor", "host.readonly", "host.noexec", "host.disk.full",
 		"net.default_route", "net.loopback", "host.sysctl.inotify", "host.disk.filesystem", "host.oom",
 	}
+	hostRoots = slices.Clip(hostRoots)
 	specific := []string{"k3s.certificate_expired", "k3s.token_mismatch", "k3s.datastore", "k3s.snapshotter", "net.node_ip_lost", "k3s.config"}
 	return []Check{
 		{
 			ID: "k3s.log", Also: failureIDs(), Layer: LayerK3s, Title: "k3s's log", Reads: "journal of k3s", Rule: "k3s stays up",
-			Source: "k3s-io/k3s#1011, #3888, #5163, #10020", Judge: judgeK3sLog, Causes: hostRoots,
+			Source: "k3s-io/k3s#1011, #3888, #5163, #10020", Judge: judgeK3sLog,
 			Fix: "sudo journalctl -u k3s -n 50 --no-pager",
 		},
 		{
@@ -44,7 +45,7 @@ func k3sChecks() []Check {
 		{
 			ID: "k3s.slow_datastore", Layer: LayerK3s, Title: "Datastore of k3s", Reads: "Slow SQL in k3s's log, size of state.db, fsync", Rule: "answers within a second",
 			Source: "k3s-io/k3s#2615, #8042, #11901", Judge: judgeSlow, Fix: "Move k3s's data to a faster disk. What waits for the disk now: sudo iostat -x 5 2",
-			Causes: []string{"host.disk.pressure", "host.disk.fsync", "host.disk.full"},
+			Causes: []string{"host.disk.pressure", "host.disk.fsync", "host.disk.full", "host.disk.errors"},
 		},
 		{
 			ID: "host.clock", Layer: LayerHost, Title: "Clock", Reads: "certificates' dates against the machine's time", Rule: "a time at which the box's own certificates are valid",
@@ -192,10 +193,9 @@ func judgeK3sLog(f *facts) []finding.Finding {
 	id := k3sFailure(failure.Name)
 	out := fail(failure.Title+": "+failure.Line, failure.Fix, evidence)
 	out[0].ID, out[0].Title, out[0].Required = id, titleOf(id, failure.Title), "k3s stays up"
-	// What k3s complains of can have its own cause on the machine; a machine's finding has
-	// none of its own here.
-	if strings.HasPrefix(id, "host.") || strings.HasPrefix(id, "net.") && id != "net.node_ip_lost" || id == "k3s.port_conflict" {
-		out[0].Causes = []string{"host.cgroup.v1"}
+	if strings.HasPrefix(id, "k3s.") && id != "k3s.port_conflict" || id == "runtime.containerd" {
+		// What k3s complains of can have its own cause on the machine.
+		out[0].Causes = []string{"host.clock", "host.disk.full", "host.disk.errors", "host.disk.filesystem", "host.readonly"}
 	}
 	started := named("k3s.start_failed", fail("k3s does not come up"+same(verdict), failure.Fix, evidence))
 	started[0].Causes = []string{id}

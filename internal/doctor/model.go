@@ -155,7 +155,7 @@ func modelChecks() []Check {
 				{hint: "CUDA out of memory", pattern: oomTorch, judge: func(_ *facts, _ text, m []string) answer {
 					return answer{measured: fmt.Sprintf("%s wanted, %s of %s free", m[1], m[3], m[2])}
 				}},
-				{hint: "CUDA error: out of memory"}, {hint: "torch.OutOfMemoryError"}, {hint: "CUDA_ERROR_OUT_OF_MEMORY"}, {hint: "HIP out of memory"},
+				{hint: "CUDA error: out of memory"}, {hint: "torch.OutOfMemoryError"}, {hint: "torch.cuda.OutOfMemoryError"}, {hint: "CUDA_ERROR_OUT_OF_MEMORY"}, {hint: "HIP out of memory"},
 			},
 		},
 		saying{
@@ -607,7 +607,7 @@ func judgeGated(f *facts, t text, _ []string) answer {
 	case last == "404", last == "429":
 		return answer{ignore: true}
 	}
-	if strings.Contains(t.data, "Repository Not Found") && !strings.Contains(t.data, "gated repo") && !strings.Contains(t.data, "GatedRepo") {
+	if strings.Contains(t.data, "Repository Not Found") && !strings.Contains(t.data, "Cannot access gated repo") && !strings.Contains(t.data, "GatedRepoError") {
 		return answer{ignore: true}
 	}
 	measured := name + " asks who it is (401): no token, or one that is not valid"

@@ -17,7 +17,7 @@ func nodeChecks() []Check {
 	return []Check{
 		{
 			ID: "host.disk.pressure", Layer: LayerStorage, Title: "Free space now", Reads: "node's condition and taint, events, file systems", Rule: "at least 15 % free where images and pods are",
-			Source: "k3s-io/k3s#1552, #10209; akash-network/support#138", Judge: judgePressure, Repair: "disk.images",
+			Source: "k3s-io/k3s#1552, #10209; akash-network/support#138", Judge: judgePressure, Repair: "disk.images", Causes: []string{"host.disk.full"},
 			Fix: "Remove images that nobody uses: sudo k3s crictl rmi --prune. Then see what takes the rest: sudo du -xh --max-depth=2 /var | sort -h | tail",
 		},
 		{

@@ -108,6 +108,12 @@ func judgeBlocking(f *facts) []finding.Finding {
 	switch {
 	case len(blocked) > 0:
 		measured := some(2, blocked)
+		for _, namespace := range namespaces {
+			if why := f.whyNobody(namespace); why != "" {
+				measured += "; " + why
+				break
+			}
+		}
 		if said != "" {
 			measured += "; it refuses now: " + said
 			evidence = append(evidence, sayer)
@@ -120,6 +126,22 @@ func judgeBlocking(f *facts) []finding.Finding {
 		return well(count(configs, "configuration") + " answered for")
 	}
 	return nil
+}
+
+// whyNobody says what the pods of a namespace fail with, where nothing else does.
+func (f *facts) whyNobody(namespace string) string {
+	why := ""
+	for i := range f.pods {
+		p := &f.pods[i]
+		if p.Namespace == namespace && !ready(p) && failing(p) {
+			f.explain(podKey(p), "operator.webhook.blocking")
+			why = p.Name + ": " + reason(p)
+			if said := f.lastWords(p); said != "" {
+				why += "; it said: " + said
+			}
+		}
+	}
+	return why
 }
 
 func kindOf(resource string) string {
@@ -154,6 +176,7 @@ func (f *facts) blockedWords() (said string, from finding.Evidence) {
 
 func pluginChecks() []Check {
 	gpuStack := append(runtimeRoots(), "runtime.pod_without_gpu", "runtime.hook", "operator.driver_conflict", "operator.device_plugin")
+	gpuStack = slices.Clip(gpuStack)
 	return append(rows(
 		saying{
 			check: Check{

@@ -37,6 +37,7 @@ func imageChecks() []Check {
 	said := func(what string) func(*facts, text, []string) answer {
 		return func(_ *facts, t text, _ []string) answer { return answer{measured: imageOf(t) + ": " + what} }
 	}
+	path = slices.Clip(path)
 	kinds := []string{"event", "status", "command"}
 	return append(rows(
 		saying{
@@ -372,6 +373,7 @@ func reason(p *corev1.Pod) string {
 
 func podChecks() []Check {
 	everything := slices.Concat(nodeRoots(), networkRoots(), runtimeRoots(), []string{"operator.webhook.blocking", "helm.release.pending", "net.service_route", "net.dns.*"})
+	everything = slices.Clip(everything)
 	return []Check{
 		{
 			ID: "workload.failing", Also: []string{"workload.unexplained"}, Layer: LayerPod, Title: "Pods that are not ready", Reads: "every pod", Rule: "every pod ready, or done",

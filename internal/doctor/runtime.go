@@ -263,6 +263,10 @@ func judgePodWithoutGPU(f *facts) []finding.Finding {
 		if !failing(p) && !f.said(p, noDevices()...) && f.had["nodes"] {
 			continue
 		}
+		// What only goes by its name may fail for reasons of its own.
+		if wantsGPU(p) == 0 && !f.said(p, noDevices()...) {
+			continue
+		}
 		who = append(who, podKey(p))
 		evidence = append(evidence, at("pods", podKey(p), "spec.runtimeClassName is empty"))
 		f.explain(podKey(p), "runtime.pod_without_gpu")

@@ -73,7 +73,7 @@ func (f *facts) young1(t text) bool {
 func judgeNoSpace(f *facts, t text, _ []string) answer {
 	i := max(strings.LastIndex(t.data, "o space left on device"), 0)
 	line := lineAround(t.data, i)
-	if strings.Contains(line, "/dev/shm") || strings.Contains(line, "inotify") || t.kind == "k3s" || t.kind == "kernel" {
+	if t.kind != "log" && (strings.Contains(line, "image") || strings.Contains(line, "layer")) || strings.Contains(line, "/dev/shm") || strings.Contains(line, "inotify") || t.kind == "k3s" || t.kind == "kernel" {
 		return answer{ignore: true}
 	}
 	who := ""
