@@ -7,10 +7,13 @@ package incluster
 import (
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/llmbox-dev/llmbox/internal/weights"
 )
 
 // Command returns the hidden command `internal`. Its words are part of the
@@ -79,7 +82,7 @@ func unsealCommand() *cobra.Command {
 }
 
 func downloadCommand() *cobra.Command {
-	opts := DownloadOptions{}
+	opts := weights.Options{}
 	c := &cobra.Command{
 		Use:   "download",
 		Short: "Download a model's files into a Hugging Face cache",
@@ -87,8 +90,8 @@ func downloadCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			opts.Endpoint, opts.Token, opts.Out = os.Getenv("HF_ENDPOINT"), os.Getenv("HF_TOKEN"), c.OutOrStdout()
-			return Download(ctx, opts)
+			opts.Source, opts.Token = os.Getenv("HF_ENDPOINT"), strings.TrimSpace(os.Getenv("HF_TOKEN"))
+			return Download(ctx, c.OutOrStdout(), opts)
 		},
 	}
 	c.Flags().StringVar(&opts.Model, "model", "", "name on the hub, such as Qwen/Qwen3-0.6B")

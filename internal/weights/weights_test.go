@@ -1,4 +1,4 @@
-package incluster
+package weights
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -149,9 +150,22 @@ func (f *fakeHub) serveStorage(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, content)
 }
 
-func (f *fakeHub) options(dir string, out io.Writer) DownloadOptions {
-	return DownloadOptions{Model: "org/name", Dir: dir, Endpoint: f.hub.URL, Token: "the-token", Out: out,
-		pause: time.Millisecond, stall: 20 * time.Second}
+func (f *fakeHub) options(dir string, out io.Writer) Options {
+	return Options{
+		Model: "org/name", Dir: dir, Source: f.hub.URL, Token: "the-token",
+		Notice:   func(text string) { _, _ = fmt.Fprintln(out, text) },
+		Download: download.Options{Backoff: time.Millisecond, StallTimeout: 20 * time.Second},
+	}
+}
+
+// get opens and fetches.
+func get(ctx context.Context, o Options) error {
+	w, err := Open(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	return w.Fetch(ctx, nil)
 }
 
 // complete checks the cache as a reader of it would.
@@ -197,9 +211,9 @@ func TestDownload(t *testing.T) {
 			prepare(f)
 			opts := f.options(dir, out)
 			if f.silent > 0 {
-				opts.stall = 300 * time.Millisecond
+				opts.Download.StallTimeout = 300 * time.Millisecond
 			}
-			if err := Download(t.Context(), opts); err != nil {
+			if err := get(t.Context(), opts); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
 			f.complete(dir)
@@ -215,7 +229,7 @@ func TestDownload(t *testing.T) {
 				t.Errorf("a secret was printed:\n%s", out)
 			}
 			asked := len(f.starts)
-			if err := Download(t.Context(), f.options(dir, out)); err != nil || len(f.starts) != asked {
+			if err := get(t.Context(), f.options(dir, out)); err != nil || len(f.starts) != asked {
 				t.Errorf("again: %d more downloads, %v", len(f.starts)-asked, err)
 			}
 		})
@@ -235,14 +249,14 @@ func TestDownloadGoesOn(t *testing.T) {
 				}
 				return len(p), nil
 			}))
-			if err := Download(ctx, opts); !errors.Is(err, context.Canceled) {
+			if err := get(ctx, opts); !errors.Is(err, context.Canceled) {
 				t.Fatalf("the first run ended with %v", err)
 			}
 			if _, err := os.Stat(filepath.Join(dir, "hub/models--org--name/refs/main")); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("an unfinished model can be seen (%v)", err)
 			}
 			f.cut, f.noRange = 0, noRange
-			if err := Download(t.Context(), f.options(dir, io.Discard)); err != nil {
+			if err := get(t.Context(), f.options(dir, io.Discard)); err != nil {
 				t.Fatal(err)
 			}
 			f.complete(dir)
@@ -260,12 +274,12 @@ func (w writerFunc) Write(p []byte) (int, error) { return w(p) }
 func TestDownloadRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare func(f *fakeHub)
-		change  func(o *DownloadOptions)
+		change  func(o *Options)
 		want    func(error) bool
 	}{
-		"no access":        {func(f *fakeHub) { f.private = true }, func(o *DownloadOptions) { o.Token = "" }, being(ErrNoAccess)},
-		"no such model":    {nil, func(o *DownloadOptions) { o.Model = "org/other" }, being(ErrNoModel)},
-		"no such revision": {nil, func(o *DownloadOptions) { o.Revision = "v9" }, being(ErrNoModel)},
+		"no access":        {func(f *fakeHub) { f.private = true }, func(o *Options) { o.Token = "" }, being(ErrNoAccess)},
+		"no such model":    {nil, func(o *Options) { o.Model = "org/other" }, being(ErrNoModel)},
+		"no such revision": {nil, func(o *Options) { o.Revision = "v9" }, being(ErrNoModel)},
 		"wrong content":    {func(f *fakeHub) { f.spoiled = 99 }, nil, corrupt},
 		"a way out":        {func(f *fakeHub) { f.listing = func(l *listing) { l.Siblings[0].Name = "../../../evil" } }, nil, being(errListing)},
 		"absolute":         {func(f *fakeHub) { f.listing = func(l *listing) { l.Siblings[0].Name = "/evil" } }, nil, being(errListing)},
@@ -284,7 +298,7 @@ func TestDownloadRefuses(t *testing.T) {
 			if c.change != nil {
 				c.change(&opts)
 			}
-			err := Download(t.Context(), opts)
+			err := get(t.Context(), opts)
 			if err == nil || !c.want(err) {
 				t.Fatalf("got %v", err)
 			}
@@ -313,10 +327,108 @@ func TestDownloadStaysInside(t *testing.T) {
 	if err := os.Symlink(outside, filepath.Join(dir, "hub")); err != nil {
 		t.Fatal(err)
 	}
-	if err := Download(t.Context(), f.options(dir, io.Discard)); err == nil {
+	if err := get(t.Context(), f.options(dir, io.Discard)); err == nil {
 		t.Error("downloaded through a link")
 	}
 	if entries, err := os.ReadDir(outside); err != nil || len(entries) > 0 {
 		t.Errorf("written outside: %v, %v", entries, err)
+	}
+}
+
+// Once complete at a commit, the weights are found without anybody being asked.
+func TestCompleteWeightsNeedNoNetwork(t *testing.T) {
+	f, dir := newFakeHub(t), t.TempDir()
+	if err := get(t.Context(), f.options(dir, io.Discard)); err != nil {
+		t.Fatal(err)
+	}
+	f.hub.Close()
+	f.storage.Close()
+	o := f.options(dir, io.Discard)
+	o.Download.Tries = 1
+	if _, err := Open(t.Context(), o); err == nil {
+		t.Error("a branch was taken for settled")
+	}
+	o.Revision = testCommit
+	w, err := Open(t.Context(), o)
+	if err != nil || !w.Complete || w.Commit != testCommit || w.Bytes == 0 {
+		t.Fatalf("%+v, %v", w, err)
+	}
+	// Without one file it is not complete any more.
+	if err := os.Truncate(filepath.Join(dir, "hub/models--org--name/snapshots", testCommit, "model.safetensors"), 5); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), o); err == nil {
+		t.Error("a file that was cut was taken for whole")
+	}
+}
+
+func TestFromAnotherCache(t *testing.T) {
+	f, first := newFakeHub(t), t.TempDir()
+	if err := get(t.Context(), f.options(first, io.Discard)); err != nil {
+		t.Fatal(err)
+	}
+	blob := filepath.Join(first, "hub/models--org--name/blobs", f.blob(f.files["model.safetensors"]).blob())
+	t.Run("copied and verified", func(t *testing.T) {
+		dir := t.TempDir()
+		if err := get(t.Context(), Options{Model: "org/name", Dir: dir, Source: first}); err != nil {
+			t.Fatal(err)
+		}
+		f.complete(dir)
+	})
+	t.Run("another model", func(t *testing.T) {
+		if err := get(t.Context(), Options{Model: "org/other", Dir: t.TempDir(), Source: first}); !errors.Is(err, ErrNoModel) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("a blob that is not what its name says", func(t *testing.T) {
+		raw, err := os.ReadFile(blob) // #nosec G304 -- the test's own
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw[100]++
+		if err := os.WriteFile(blob, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		if err := get(t.Context(), Options{Model: "org/name", Dir: dir, Source: first}); err == nil || !corrupt(err) {
+			t.Errorf("got %v", err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "hub/models--org--name/refs/main")); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("it can be seen: %v", err)
+		}
+	})
+}
+
+func TestTokenThatIsNone(t *testing.T) {
+	for _, token := range []string{"hf_a\nb", "hf a", "hf_\x00"} {
+		_, err := Open(t.Context(), Options{Model: "org/name", Dir: t.TempDir(), Source: "http://127.0.0.1:1", Token: token})
+		if !errors.Is(err, ErrToken) || strings.Contains(err.Error(), token) {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+func TestOwnerOfTheWeights(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("giving files away needs root")
+	}
+	f, dir := newFakeHub(t), t.TempDir()
+	o := f.options(dir, io.Discard)
+	o.UID, o.GID = 2000, 2000
+	if err := get(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(dir)
+	if err != nil || info.Mode().Perm() != 0o775 || info.Mode()&fs.ModeSetgid == 0 {
+		t.Errorf("the directory has mode %v, %v", info.Mode(), err)
+	}
+	for _, name := range []string{".", "hub", "hub/models--org--name/blobs", "hub/models--org--name/snapshots/" + testCommit + "/config.json"} {
+		info, err := os.Lstat(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, ok := info.Sys().(*syscall.Stat_t); !ok || s.Uid != 2000 || s.Gid != 2000 {
+			t.Errorf("%s is not the model server's", name)
+		}
 	}
 }
