@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path"
 	"runtime"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -18,6 +20,8 @@ import (
 	"github.com/llmbox-dev/llmbox/internal/machine"
 	"github.com/llmbox-dev/llmbox/internal/repair"
 	"github.com/llmbox-dev/llmbox/internal/report"
+	"github.com/llmbox-dev/llmbox/internal/secrets"
+	"github.com/llmbox-dev/llmbox/internal/weights"
 )
 
 // machineFlags are the flags of commands that work on this machine.
@@ -88,12 +92,22 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 	if err != nil {
 		return err
 	}
-	if err := verdict(look.found, here.ignore, false); err != nil && !errors.Is(err, installer.ErrCheckFailed) {
-		return err
+	fits := verdict(look.found, here.ignore, false)
+	if fits != nil && !errors.Is(fits, installer.ErrCheckFailed) {
+		return fits
 	}
 	s, err := a.settle(ctx, cmd, flags, false, a.newLogger())
 	if err != nil {
 		return err
+	}
+	var files *weights.Weights
+	if fits == nil {
+		if files, err = a.hostWeights(ctx, host, s, flags); err != nil {
+			return err
+		}
+		if s, err = a.settle(ctx, cmd, flags, false, a.newLogger()); err != nil {
+			return err
+		}
 	}
 	if !here.upgrade {
 		from, to, err := a.k3sVersions(ctx, s)
@@ -113,7 +127,7 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 	_, err = installer.Install(ctx, installer.Options{
 		Target: installer.Target{Plan: s.plan, Recorded: s.recorded},
 		Machine: &installer.Machine{
-			Host: host, Found: look.found, Want: s.wantMachine(here.adopt),
+			Host: host, Found: look.found, Want: s.wantMachine(here.adopt), Weights: files,
 			Connect: func(ctx context.Context) (installer.Target, error) {
 				a.kubeconfig = k3s.Kubeconfig
 				return a.target(ctx, cmd, flags, session)
@@ -122,6 +136,49 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 		Version: a.env.Version, Ignore: here.ignore, Sink: session.sink, Log: session.log, Interrupt: session.interrupt,
 	})
 	return err
+}
+
+// hostWeights finds out what the model's files are, so that a wrong name, a missing
+// token or a licence that was not accepted is told before anything is touched. It is nil
+// for a model that is a directory, and for a box without a model of its own.
+func (a *app) hostWeights(ctx context.Context, host *machine.Host, s *settled, flags *boxFlags) (*weights.Weights, error) {
+	if s.box.Mode("weights") != config.ModeInstall || path.IsAbs(s.box.Model.Name) {
+		return nil, nil
+	}
+	token, err := a.hubToken(s.box)
+	if err != nil {
+		return nil, err
+	}
+	files, err := host.Weights(ctx, s.box, token, func(text string) { a.newLogger().Warn("weights", "notice", text) })
+	switch {
+	case errors.Is(err, weights.ErrNoAccess):
+		return nil, usageError{err, "accept the licence at https://huggingface.co/" + s.box.Model.Name + ", and name a file with a token of the same account: --hf-token-file FILE"}
+	case errors.Is(err, weights.ErrNoModel):
+		return nil, usageError{err, "llmbox models lists those that fit; --revision names a branch, tag or commit"}
+	case errors.Is(err, weights.ErrToken):
+		return nil, usageError{err, "make one at https://huggingface.co/settings/tokens and name a file that holds it alone: --hf-token-file FILE"}
+	case err != nil:
+		return nil, fixedError{err, "check the way to " + weights.Host(s.box.Model.Source) + ", or take the weights from another place: --set model.source=DIR|URL"}
+	}
+	node, err := host.NodeName(ctx, s.box)
+	if err != nil {
+		return nil, err
+	}
+	flags.commit = files.Commit
+	flags.models = &installer.HostModels{Dir: machine.ModelDir(s.box), NodeName: node, Bytes: files.Bytes}
+	return files, nil
+}
+
+// hubToken is the Hugging Face token that was given; empty for none.
+func (a *app) hubToken(box config.Box) (string, error) {
+	if file := box.Secrets.HFTokenFile; file != "" {
+		token, err := secrets.ReadTokenFile(file)
+		if err != nil {
+			return "", usageError{err, "name a file that holds the token alone: --hf-token-file FILE"}
+		}
+		return token, nil
+	}
+	return strings.TrimSpace(a.env.Getenv("HF_TOKEN")), nil
 }
 
 // wantMachine is the machine that the box needs.

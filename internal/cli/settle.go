@@ -48,6 +48,10 @@ type boxFlags struct {
 	noAssumption bool
 	// machine is the one that becomes the box; nil where a cluster is asked instead.
 	machine *machine.Host
+	// commit is what the model's revision is at its source, and models where the machine
+	// keeps it; both are found out once, before a run.
+	commit string
+	models *installer.HostModels
 	// extra sets what a command decides itself, as strongly as a flag.
 	extra func(*config.Layer) error
 }
@@ -143,6 +147,7 @@ func (a *app) settle(ctx context.Context, cmd *cobra.Command, flags *boxFlags, n
 	}
 	in := installer.Input{
 		Assets: assets.FS(), Table: s.table, Box: s.box, Choice: s.choice, Sources: s.sources, Version: a.env.Version,
+		HostModels: flags.models,
 	}
 	if s.client != nil {
 		in.KubeVersion = s.client.Version
@@ -211,6 +216,13 @@ func (a *app) decide(ctx context.Context, cmd *cobra.Command, flags *boxFlags, n
 	if err := resolve(); err != nil {
 		return nil, err
 	}
+	if last, chosen := recordedLayer.Get("model.name"); chosen && last != s.box.Model.Name {
+		// What was found out about the former model says nothing about another.
+		recordedLayer = recordedLayer.Without("model.revision", "model.contextTokens", "model.servedName")
+		if err := resolve(); err != nil {
+			return nil, err
+		}
+	}
 	facts, err := s.gpuFacts(ctx, flags, &computed)
 	if err != nil {
 		return nil, err
@@ -228,6 +240,11 @@ func (a *app) decide(ctx context.Context, cmd *cobra.Command, flags *boxFlags, n
 	s.facts = facts
 	if err := s.chooseModel(catalogue, facts, &computed); err != nil {
 		return s, err
+	}
+	if flags.commit != "" && s.box.Model.Revision == "" {
+		if err := computed.Set("model.revision", flags.commit, config.Computed("what the source has now")); err != nil {
+			return s, err
+		}
 	}
 	if err := resolve(); err != nil {
 		return nil, err

@@ -64,6 +64,17 @@ func (l Layer) Get(path string) (any, bool) {
 	return e.value, ok
 }
 
+// Without is the layer without some of its values.
+func (l Layer) Without(paths ...string) Layer {
+	var out Layer
+	for path, e := range l.entries {
+		if !slices.Contains(paths, path) {
+			out.put(e)
+		}
+	}
+	return out
+}
+
 func (l *Layer) put(e entry) {
 	if l.entries == nil {
 		l.entries = map[string]entry{}

@@ -69,7 +69,9 @@ func (o Options) announce() []event.PlannedStep {
 		return append([]event.PlannedStep{{Step: preflightStep, Title: "Preflight"}}, components...)
 	}
 	for i := range components {
-		if len(components[i].Needs) == 0 {
+		if o.Machine.Weights != nil && components[i].Step == weightsPath {
+			components[i].Needs = []string{machineStep}
+		} else if len(components[i].Needs) == 0 {
 			components[i].Needs = []string{k3sStep}
 		}
 	}
@@ -90,6 +92,7 @@ func (r *Run) install(ctx context.Context, o Options) error {
 		return err
 	}
 	defer release()
+	defer r.startWeights(ctx, o.Machine.Weights, o.Interrupt)()
 	if o.Target, err = r.onMachine(ctx, o); err != nil {
 		return err
 	}

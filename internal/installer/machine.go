@@ -12,6 +12,7 @@ import (
 	"github.com/llmbox-dev/llmbox/internal/finding"
 	"github.com/llmbox-dev/llmbox/internal/k3s"
 	"github.com/llmbox-dev/llmbox/internal/machine"
+	"github.com/llmbox-dev/llmbox/internal/weights"
 )
 
 // The steps of a machine that becomes the cluster.
@@ -27,6 +28,9 @@ type Machine struct {
 	Want machine.Want
 	// Found is what preflight found on it.
 	Found []finding.Finding
+	// Weights are brought to the machine itself, from the first moment on; nil leaves them
+	// to a Job in the cluster.
+	Weights *weights.Weights
 	// Connect reaches the cluster once it is there, and plans anew with what it shows;
 	// nil for a machine that joins another's, and leaves the cluster to that.
 	Connect func(ctx context.Context) (Target, error)

@@ -31,6 +31,8 @@ type Input struct {
 	Version string
 	// KubeVersion is what charts are rendered for; empty without a cluster.
 	KubeVersion string
+	// HostModels is set where llmbox fills the model directory of the machine itself.
+	HostModels *HostModels
 	// APIServers is where the API server itself listens, as far as the cluster says.
 	APIServers []netip.AddrPort
 }
@@ -128,6 +130,11 @@ func planStep(in Input, plan *Plan, node component.Node) (Step, error) {
 	for key, img := range node.Images {
 		img.Reference = strings.ReplaceAll(img.Reference, ":VERSION", ":"+imageTag(in.Version))
 		step.Images[key] = img
+	}
+	if node.Name == weightsStep && in.HostModels != nil && node.Mode == component.Install {
+		// Nothing of it is in the cluster.
+		step.Images, step.Gates = nil, nil
+		return step, nil
 	}
 	if node.Chart == "" || node.Mode == component.External {
 		return step, nil
@@ -242,6 +249,7 @@ func (p *Plan) Totals() (besideModel, all component.Requests) {
 const (
 	baseStep       = "base"
 	modelStep      = "model"
+	weightsStep    = "weights"
 	vaultStep      = "vault"
 	prometheusStep = "prometheus"
 	kedaStep       = "keda"

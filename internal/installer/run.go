@@ -65,6 +65,9 @@ type Run struct {
 	crds     *cluster.CRDFeed
 	stopCRDs func()
 
+	// weights stream in beside everything else; nil where a Job in the cluster brings them.
+	weights *hostWeights
+
 	// applying bounds how many releases are sent to the API server at a time.
 	applying chan struct{}
 
@@ -189,6 +192,9 @@ func (r *Run) Components(ctx context.Context, interrupt <-chan struct{}) error {
 // step carries out one component. Applying goes on under ctx so that an
 // interrupt never cuts it in half; waiting ends with waiting.
 func (r *Run) step(ctx, waiting context.Context, s Step) (err error) {
+	if s.Name == weightsStep && r.weights != nil {
+		return r.awaitWeights(ctx, waiting, s)
+	}
 	path := s.Path()
 	began := r.begin(path, s.Title)
 	changed := false
@@ -514,7 +520,9 @@ func (r *Run) Summary(outcome string) *event.Summary {
 	}
 	if _, onMachine := r.took[k3sStep]; onMachine {
 		for i := range nodes {
-			if len(nodes[i].Needs) == 0 {
+			if r.weights != nil && nodes[i].Name == weightsStep {
+				nodes[i].Needs = nil
+			} else if len(nodes[i].Needs) == 0 {
 				nodes[i].Needs = []string{k3sName}
 			}
 		}

@@ -97,7 +97,11 @@ func vllmValues(in Input, plan *Plan, step Step, monitored bool, set func([]stri
 	if m.GPUs > 1 {
 		set([]string{"sharedMemoryMiB"}, 8192)
 	}
-	if in.Box.Secrets.HFTokenFile != "" {
+	if h := in.HostModels; h != nil {
+		set([]string{"weights", "hostPath"}, h.Dir)
+		set([]string{"weights", "nodeName"}, h.NodeName)
+		set([]string{"weights", "sizeGiB"}, h.volumeGiB())
+	} else if in.Box.Secrets.HFTokenFile != "" {
 		set([]string{"weights", "hfToken", "existingSecret"}, "hf-token")
 	}
 	set([]string{"route", "rateLimit", "requestsPerMinute"}, in.Box.Gateway.RateLimit.RequestsPerMinute)

@@ -17,6 +17,7 @@ import (
 	"github.com/llmbox-dev/llmbox/internal/config"
 	"github.com/llmbox-dev/llmbox/internal/download"
 	"github.com/llmbox-dev/llmbox/internal/k3s"
+	"github.com/llmbox-dev/llmbox/internal/weights"
 )
 
 // PhaseImage is the part of the work that k3s knows nothing of.
@@ -234,13 +235,17 @@ func (h *Host) command(program string, box config.Box, name string) []string {
 	return []string{program, "host", name, "--data", box.Paths.Data, "--log", box.Paths.Log, "--k3s-data", box.K3s.DataDir}
 }
 
-// downloads is the way out that the box was told of, or that of the environment.
-func (h *Host) downloads(box config.Box) (*download.Client, error) {
+// downloadRules are the way out that the box was told of, or that of the environment.
+func downloadRules(box config.Box) download.Options {
 	o := download.Options{CAFile: box.Network.CAFile}
 	if p := box.Network.Proxy; p.HTTP != "" || p.HTTPS != "" {
 		o.Proxy = &httpproxy.Config{HTTPProxy: p.HTTP, HTTPSProxy: p.HTTPS, NoProxy: noProxy(box)}
 	}
-	client, err := download.New(o)
+	return o
+}
+
+func (h *Host) downloads(box config.Box) (*download.Client, error) {
+	client, err := download.New(downloadRules(box))
 	if err != nil {
 		return nil, fmt.Errorf("preparing downloads: %w", err)
 	}
@@ -293,6 +298,40 @@ func wayOut(err error) error {
 		out = "Free space, then run the command again: it goes on where it stopped"
 	}
 	return &k3s.Problem{What: err.Error(), Out: out, Err: err}
+}
+
+// ModelDir is what the model server gets as HF_HOME.
+func ModelDir(box config.Box) string { return path.Join(box.Paths.Data, "models") }
+
+// modelUser is the model server's (vLLM's images run as 2000).
+const modelUser = 2000
+
+// Weights finds out what the weights of the box's model are. The token is for the hub
+// alone.
+func (h *Host) Weights(ctx context.Context, box config.Box, token string, notice func(string)) (*weights.Weights, error) {
+	source := box.Model.Source
+	if source == config.SourceHub {
+		source = ""
+	} else if path.IsAbs(source) {
+		source = h.at(source)
+	}
+	return weights.Open(ctx, weights.Options{
+		Model: box.Model.Name, Revision: box.Model.Revision, Dir: h.at(ModelDir(box)), Source: source, Token: token,
+		Download: downloadRules(box), UID: modelUser, GID: modelUser, Notice: notice,
+	})
+}
+
+// NodeName is the name that the node has or will get.
+func (h *Host) NodeName(ctx context.Context, box config.Box) (string, error) {
+	record, err := h.K3s(box).Record(ctx)
+	if err != nil {
+		return "", err
+	}
+	facts, err := k3s.ReadFacts(ctx, h.files, box.K3s.DataDir)
+	if err != nil {
+		return "", fmt.Errorf("reading the machine's facts: %w", err)
+	}
+	return k3s.NodeNameOf(k3s.Settings{Box: box, Facts: facts, NodeName: record.NodeName})
 }
 
 // Address is where this machine's k3s is reached by others.
