@@ -290,10 +290,10 @@ func (m *Machine) begin(ctx context.Context, r *Record, s Settings, init Init) e
 // sharedDirs are directories of k3s that somebody else can have made before. What was
 // in them then stays, what came later goes.
 func sharedDirs(dataDir string) []string {
-	return []string{
+	return append([]string{
 		"/etc/rancher", ConfigDir, DropInDir, "/etc/rancher/node", path.Dir(dataDir), dataDir, kubeletDir, "/var/lib/cni", "/var/log/pods", "/var/log/containers",
-		runDir, "/run/flannel",
-	}
+		runDir, "/run/flannel", netnsDir,
+	}, sharedState()...)
 }
 
 // lookBefore writes down what is there before llmbox, so that uninstalling leaves it.

@@ -254,6 +254,7 @@ func (d *remover) actions() []Removal {
 		{Name: "cgroups", Title: "remove control groups", look: d.lookCgroups, act: d.removeCgroups},
 		{Name: "units", Title: "remove the service", look: d.lookUnits, act: d.removeUnits},
 		{Name: "cni", Title: "remove the state of the pods' network", look: d.lookCNI, act: d.removeTrees},
+		{Name: "shared", Title: "remove what containers left where others have theirs", look: d.lookShared, act: d.removeShared},
 		{Name: "runtime", Title: "remove runtime files", look: d.lookRuntime, act: d.removeTrees},
 		{Name: "data", Title: "remove k3s's data", look: d.lookData, act: d.removeTrees},
 		{Name: "config", Title: "remove k3s's configuration", look: d.lookConfig, act: d.removeTrees},

@@ -73,14 +73,16 @@ func (d *remover) lookNamespaces(ctx context.Context) (findings, error) {
 		}
 		out.finds = append(out.finds, at)
 	}
-	return out, nil
+	dirs, err := d.lookNamespacesDir(ctx, out.finds)
+	out.finds = append(out.finds, dirs...)
+	return out, err
 }
 
 // namespacesOfState reads libcni's cache: which namespace each pod of our networks had.
 func (d *remover) namespacesOfState(ctx context.Context) map[string]bool {
 	out := map[string]bool{}
 	for _, network := range d.networks(ctx) {
-		found, _, err := d.m.files.Glob(ctx, "/var/lib/cni/results/"+network+"-*")
+		found, _, err := d.m.files.Glob(ctx, path.Join(cniResults, network+"-*"))
 		if err != nil {
 			continue
 		}
@@ -103,6 +105,10 @@ func (d *remover) namespacesOfState(ctx context.Context) map[string]bool {
 func (d *remover) removeNamespaces(ctx context.Context, finds []string) error {
 	var errs []error
 	for _, at := range finds {
+		if at == netnsDir {
+			errs = append(errs, d.m.removeEmpty(at))
+			continue
+		}
 		if err := d.m.kernel.Unmount(ctx, at, true); err != nil {
 			errs = append(errs, err)
 			continue
@@ -301,12 +307,17 @@ func (d *remover) lookCNI(ctx context.Context) (findings, error) {
 	var names []string
 	for _, network := range d.networks(ctx) {
 		names = append(names, path.Join(dir, "networks", network))
-		found, _, err := d.m.files.Glob(ctx, path.Join(dir, "results", network+"-*"))
+		found, _, err := d.m.files.Glob(ctx, path.Join(cniResults, network+"-*"))
 		if err != nil {
 			return findings{}, err
 		}
 		names = append(names, found...)
 	}
+	loopback, err := d.loopbackResults(ctx)
+	if err != nil {
+		return findings{}, err
+	}
+	names = append(names, loopback...)
 	names = append(names, path.Join(dir, "flannel"))
 	out := findings{finds: d.there(ctx, names...)}
 	// Old forms of k3s put a link where other programs look.
@@ -314,7 +325,7 @@ func (d *remover) lookCNI(ctx context.Context) (findings, error) {
 	if to, err := d.m.files.Readlink(ctx, link); err == nil && within(to, d.b.dataDir) {
 		out.finds = append(out.finds, link)
 	}
-	out.finds = append(out.finds, d.empty(ctx, out.finds, path.Join(dir, "networks"), path.Join(dir, "results"), dir)...)
+	out.finds = append(out.finds, d.empty(ctx, out.finds, path.Join(dir, "networks"), cniResults, dir)...)
 	if !d.b.alone && len(out.finds) > 0 {
 		return findings{stays: []string{brief(out.finds) + ": " + d.othersHere()}}, nil
 	}

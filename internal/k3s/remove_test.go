@@ -288,6 +288,8 @@ func installedMachine(t *testing.T, prepare func(m *Machine)) (m *Machine, p *pr
 		"/run/k3s/containerd/containerd.sock": "", "/run/flannel/subnet.env": "FLANNEL_MTU=1450\n", "/var/lib/kubelet/pods/p1/etc-hosts": "h", "/var/lib/kubelet/config": "c",
 		"/var/log/pods/p1/0.log": "l", "/var/log/containers/c.log": "l", "/var/lib/cni/networks/cbr0/10.42.0.5": "aa",
 		"/var/lib/cni/results/cbr0-aa-eth0": `{"netns": "/var/run/netns/cni-1111"}`, "/run/netns/cni-1111": "", "/run/netns/cni-2222": "",
+		"/var/lib/cni/results/cni-loopback-aa-lo": `{"cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_NAMESPACE", "llm"]]}`, "/run/containerd/s/aa": "", "/run/containerd/s/bb": "",
+		"/run/containerd/runc/k8s.io/aa/state.json": `{"config": {"rootfs": "/run/k3s/containerd/aa/rootfs"}}`, "/run/containerd/runc/k8s.io/half/x": "",
 		"/sys/class/net/cni0/address": "x", "/sys/class/net/flannel.1/address": "x", "/sys/class/net/veth1/address": "x",
 		"/var/log/llmbox/k3s.log": "l", "/var/log/llmbox/k3s.log.2": "l",
 		"/etc/systemd/system/" + temporaryOf("k3s.service"): "half", "/usr/local/bin/" + temporaryOf("k3s"): "half",
@@ -331,8 +333,34 @@ func installedMachine(t *testing.T, prepare func(m *Machine)) (m *Machine, p *pr
 // settledTree leaves out of a tree what a fake kernel and systemd keep.
 func settledTree(lines []string) []string {
 	return slices.DeleteFunc(slices.Clone(lines), func(l string) bool {
-		return strings.Contains(l, " /proc") || strings.HasSuffix(l, " /sys/fs") || strings.Contains(l, " /sys/fs/cgroup") || strings.HasSuffix(l, " /run/netns")
+		return strings.Contains(l, " /proc") || strings.HasSuffix(l, " /sys/fs") || strings.Contains(l, " /sys/fs/cgroup")
 	})
+}
+
+// Containers of others have their sockets and states in the same directories.
+func TestSharedStateOfOthersStays(t *testing.T) {
+	others := map[string]string{
+		"/run/containerd/s/before": "", "/run/containerd/s/later": "", "/run/containerd/runc/k8s.io/theirs/state.json": `{"config": {"rootfs": "/run/containerd/io.containerd.runtime.v2.task/k8s.io/theirs/rootfs"}}`,
+		"/run/containerd/runc/moby/x/state.json": `{}`, "/var/lib/cni/results/cni-loopback-theirs-lo": `{"cniArgs": [["IgnoreUnknown", "1"]]}`, "/run/mount/utab": "x",
+	}
+	m, _, _, _ := installedMachine(t, func(m *Machine) { put(t, m, "/run/containerd/s/before", "") })
+	for name, content := range others {
+		put(t, m, name, content)
+	}
+	put(t, m, "/proc/net/unix", "Num       RefCount Protocol Flags    Type St Inode Path\n0000000000000000: 00000002 00000000 00010000 0001 01 123 /run/containerd/s/later\n0000000000000000: 00000002 00000000 00010000 0001 01 124\n")
+	if _, err := m.Remove(t.Context(), RemoveOptions{}, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	for name := range others {
+		if !m.exists(t.Context(), name) {
+			t.Errorf("%s is gone", name)
+		}
+	}
+	for _, name := range []string{"/run/containerd/s/aa", "/run/containerd/s/bb", "/run/containerd/runc/k8s.io/aa", "/run/containerd/runc/k8s.io/half", "/var/lib/cni/results/cni-loopback-aa-lo"} {
+		if m.exists(t.Context(), name) {
+			t.Errorf("%s is still there", name)
+		}
+	}
 }
 
 func TestNothingIsLeft(t *testing.T) {

@@ -154,6 +154,12 @@ func (h *Host) Traces(ctx context.Context, box config.Box) (bool, error) {
 			return true, nil
 		}
 	}
+	// An uninstall that was cut off at its very end leaves a directory with nothing in it.
+	for _, dir := range []string{StateDir, box.Paths.Data, box.Paths.Log} {
+		if names, err := h.files.List(ctx, dir); err == nil && len(names) == 0 {
+			return true, nil
+		}
+	}
 	_, err = h.files.Stat(ctx, path.Join(box.Paths.Data, "bin", "llmbox"))
 	return err == nil, nil
 }
