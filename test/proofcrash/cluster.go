@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,67 +15,17 @@ import (
 	"github.com/llmbox-dev/llmbox/internal/chart"
 	"github.com/llmbox-dev/llmbox/internal/cluster"
 	"github.com/llmbox-dev/llmbox/internal/component"
-	"github.com/llmbox-dev/llmbox/test/proofcrash/snapshot"
 )
 
 const (
 	connectLimit = time.Minute
 	resetLimit   = 4 * time.Minute
-	// settleLimit is how long the controllers may take, once llmbox is done, to
-	// bring what they own to where it was in the undisturbed run.
-	settleLimit = 40 * time.Second
-	// restFor is how long nothing may change before the undisturbed state is
-	// taken: longer than the slowest controller's period, the 15 s of scaling.
-	restFor = 17 * time.Second
 	// appliedBy is on what the base step applies.
 	appliedBy = "llmbox.dev/applied-digest"
 )
 
 func connect(ctx context.Context, kubeconfig string) (*cluster.Client, error) {
 	return cluster.Connect(ctx, kubeconfig, "", connectLimit)
-}
-
-// settled takes the state of the cluster until it is as wanted or time is up.
-func settled(ctx context.Context, c *cluster.Client, want snapshot.State) (snapshot.State, []string, error) {
-	deadline := time.Now().Add(settleLimit)
-	for {
-		c.Discovery.Invalidate()
-		state, err := snapshot.Take(ctx, c.Discovery, c.Dynamic)
-		if err != nil {
-			return nil, nil, err
-		}
-		diff := snapshot.Diff(want, state)
-		if len(diff) == 0 || time.Now().After(deadline) {
-			return state, diff, nil
-		}
-		if err := sleep(ctx, 2*time.Second); err != nil {
-			return nil, nil, err
-		}
-	}
-}
-
-// quiet takes the state of the cluster once nothing has changed for restFor.
-func quiet(ctx context.Context, c *cluster.Client) (snapshot.State, error) {
-	last := snapshot.State{}
-	deadline := time.Now().Add(5 * restFor)
-	for {
-		c.Discovery.Invalidate()
-		state, err := snapshot.Take(ctx, c.Discovery, c.Dynamic)
-		if err != nil {
-			return nil, err
-		}
-		diff := snapshot.Diff(last, state)
-		if len(diff) == 0 {
-			return state, nil
-		}
-		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("the cluster does not come to rest: %s", strings.Join(diff, "; "))
-		}
-		last = state
-		if err := sleep(ctx, restFor); err != nil {
-			return nil, err
-		}
-	}
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/llmbox-dev/llmbox/internal/component"
+	"github.com/llmbox-dev/llmbox/test/internal/cutoff"
 	"github.com/llmbox-dev/llmbox/test/internal/labproc"
 	"github.com/llmbox-dev/llmbox/test/proofcrash/snapshot"
 )
@@ -187,7 +188,7 @@ func (p *proof) undisturbed(ctx context.Context) error {
 	if err := p.freshLab(ctx); err != nil {
 		return err
 	}
-	a, err := p.command().follow(ctx, eventsFile(p.keep, "undisturbed"), nil, nil)
+	a, err := cutoff.Follow(ctx, p.command(), cutoff.EventsFile(p.keep, "undisturbed"), nil, nil)
 	if err != nil || a.Exit != 0 {
 		return errors.Join(fmt.Errorf("the undisturbed install ended with %d: %s", a.Exit, a.Error), err)
 	}
@@ -195,16 +196,12 @@ func (p *proof) undisturbed(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if p.reference, err = quiet(ctx, client); err != nil {
+	if p.reference, err = cutoff.Quiet(ctx, client); err != nil {
 		return err
 	}
 	p.usual = a.Steps
 	p.say("undisturbed install: %.1f s, %d objects", a.Took.Seconds(), len(p.reference))
 	return nil
-}
-
-func (p *proof) command() command {
-	return command{program: p.program, kubeconfig: p.lab.Kubeconfig, port: p.port}
 }
 
 // freshLab ends the lab there is and starts another on the same gateway port, so
@@ -240,7 +237,7 @@ func (p *proof) try(ctx context.Context, t trial) row {
 		Stratum: t.Stratum, Place: string(t.Place) + " " + t.Step, Outcome: broken,
 	}
 	name := fmt.Sprintf("trial-%02d", t.Number)
-	var killed account
+	var killed cutoff.Account
 	for aim := 0; ; aim++ {
 		if aim == aims {
 			r.Outcome = notKilled
@@ -251,7 +248,7 @@ func (p *proof) try(ctx context.Context, t trial) row {
 			return r
 		}
 		var err error
-		if killed, err = p.command().follow(ctx, eventsFile(p.keep, name+"-killed"), &t, p.usual); err != nil {
+		if killed, err = cutoff.Follow(ctx, p.command(), cutoff.EventsFile(p.keep, name+"-killed"), &cutoff.Aim{Step: t.Step, Place: t.Place, Fraction: t.Fraction}, p.usual); err != nil {
 			r.Error = err.Error()
 			return r
 		}
@@ -261,13 +258,13 @@ func (p *proof) try(ctx context.Context, t trial) row {
 		if late {
 			p.usual[t.Step] = took
 		}
-		if killed.Killed && (t.Place != inside || !late) {
+		if killed.Killed && (t.Place != cutoff.Inside || !late) {
 			break
 		}
 	}
 	r.KilledAt, r.KilledAfterMS = killed.At, killed.KilledAfter.Milliseconds()
 
-	again, err := p.command().follow(ctx, eventsFile(p.keep, name+"-again"), nil, nil)
+	again, err := cutoff.Follow(ctx, p.command(), cutoff.EventsFile(p.keep, name+"-again"), nil, nil)
 	r.RerunMS = again.Took.Milliseconds()
 	if err != nil || again.Exit != 0 {
 		r.Outcome, r.Error = rerunError, fmt.Sprintf("exit status %d: %s", again.Exit, again.Error)
@@ -278,7 +275,7 @@ func (p *proof) try(ctx context.Context, t trial) row {
 		r.Error = err.Error()
 		return r
 	}
-	_, diff, err := settled(ctx, client, p.reference)
+	diff, err := cutoff.Settled(ctx, client, p.reference)
 	if err != nil {
 		r.Error = err.Error()
 		return r
@@ -303,7 +300,7 @@ func (p *proof) prepare(ctx context.Context, want reset) error {
 		if err := p.freshLab(ctx); err != nil {
 			return err
 		}
-		a, err := p.command().follow(ctx, eventsFile(p.keep, "afresh"), nil, nil)
+		a, err := cutoff.Follow(ctx, p.command(), cutoff.EventsFile(p.keep, "afresh"), nil, nil)
 		if err != nil || a.Exit != 0 {
 			return errors.Join(fmt.Errorf("installing afresh ended with %d: %s", a.Exit, a.Error), err)
 		}

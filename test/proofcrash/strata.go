@@ -3,18 +3,15 @@ package main
 import (
 	"math/rand/v2"
 	"slices"
+
+	"github.com/llmbox-dev/llmbox/test/internal/cutoff"
 )
 
-// place says where, seen from a step, a run is killed.
-type place string
-
+// The places seen from a step.
 const (
-	// before is the moment at which the step is announced and nothing is done.
-	before place = "before"
-	// inside is a part of its usual duration later.
-	inside place = "inside"
-	// after is the moment at which it is done and the next thing has not begun.
-	after place = "after"
+	before = cutoff.Before
+	inside = cutoff.Inside
+	after  = cutoff.After
 )
 
 // reset says what a trial needs gone before it.
@@ -34,7 +31,7 @@ type point struct {
 	Stratum string
 	// Step is the path in the events, Place where in it.
 	Step  string
-	Place place
+	Place cutoff.Place
 	Reset reset
 }
 

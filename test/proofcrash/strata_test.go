@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/llmbox-dev/llmbox/internal/component"
+	"github.com/llmbox-dev/llmbox/test/internal/cutoff"
 )
 
 func TestSeriesCoversEveryPointOnce(t *testing.T) {
@@ -30,7 +31,7 @@ func TestSeriesCoversEveryPointOnce(t *testing.T) {
 
 type point2 struct {
 	step  string
-	place place
+	place cutoff.Place
 }
 
 func TestSeries(t *testing.T) {
