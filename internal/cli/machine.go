@@ -127,7 +127,7 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 	_, err = installer.Install(ctx, installer.Options{
 		Target: installer.Target{Plan: s.plan, Recorded: s.recorded},
 		Machine: &installer.Machine{
-			Host: host, Found: look.found, Want: s.wantMachine(here.adopt), Weights: files,
+			Host: host, Found: look.found, Want: s.wantMachine(here.adopt), Weights: files, Images: s.plan.PullOrder(),
 			Connect: func(ctx context.Context) (installer.Target, error) {
 				a.kubeconfig = k3s.Kubeconfig
 				return a.target(ctx, cmd, flags, session)

@@ -78,6 +78,7 @@ func (o Options) announce() []event.PlannedStep {
 	return append([]event.PlannedStep{
 		{Step: machineStep, Title: "Preflight of this machine"},
 		{Step: k3sStep, Title: "k3s", Needs: []string{machineStep}},
+		{Step: imagesStep, Title: "Container images", Needs: []string{machineStep}},
 		{Step: preflightStep, Title: "Preflight of the cluster", Needs: []string{k3sStep}},
 	}, components...)
 }
@@ -93,6 +94,7 @@ func (r *Run) install(ctx context.Context, o Options) error {
 	}
 	defer release()
 	defer r.startWeights(ctx, o.Machine.Weights, o.Interrupt)()
+	defer r.startImages(ctx, o.Machine)()
 	if o.Target, err = r.onMachine(ctx, o); err != nil {
 		return err
 	}

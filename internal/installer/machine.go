@@ -28,6 +28,8 @@ type Machine struct {
 	Want machine.Want
 	// Found is what preflight found on it.
 	Found []finding.Finding
+	// Images are pulled from the moment that containerd answers, in this order.
+	Images []string
 	// Weights are brought to the machine itself, from the first moment on; nil leaves them
 	// to a Job in the cluster.
 	Weights *weights.Weights

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -71,8 +72,17 @@ func printVersion(to io.Writer) error {
 
 // external runs a tool that k3s has inside, against its containerd.
 func external(tool string, args []string) error {
-	if tool != "ctr" {
-		return fmt.Errorf("the stand-in for k3s has no %s", tool)
+	switch {
+	case tool == "ctr":
+	case tool == "crictl" && len(args) == 2 && args[0] == "pull":
+		// What containerd's part for the kubelet does with the same mirrors.
+		config, err := k3sserver.ReadConfig(k3sserver.Source{Env: os.Getenv, File: k3sserver.DefaultFile})
+		if err != nil {
+			return err
+		}
+		args = []string{"images", "pull", "--hosts-dir", k3sserver.CertsDir(config.DataDir), args[1]}
+	default:
+		return fmt.Errorf("the stand-in for k3s has no %s %s", tool, strings.Join(args, " "))
 	}
 	path, err := exec.LookPath("/usr/bin/ctr")
 	if err != nil {

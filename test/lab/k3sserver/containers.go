@@ -60,7 +60,7 @@ func (l layout) writeContainerd(c Config, runtimes map[string]string, log Logger
 	if err != nil {
 		return err
 	}
-	certs := l.agent("etc", "containerd", "certs.d")
+	certs := CertsDir(l.data)
 	if err := writeHosts(certs, hosts); err != nil {
 		return err
 	}

@@ -31,6 +31,11 @@ func (l layout) server(elem ...string) string {
 	return filepath.Join(append([]string{l.data, "server"}, elem...)...)
 }
 
+// CertsDir is where containerd looks for mirrors.
+func CertsDir(dataDir string) string {
+	return layout{data: dataDir}.agent("etc", "containerd", "certs.d")
+}
+
 func (l layout) agent(elem ...string) string {
 	return filepath.Join(append([]string{l.data, "agent"}, elem...)...)
 }
