@@ -97,8 +97,8 @@ e2e: lab-machine ## Install on a real node, one token, uninstall, no trace (root
 	cd test/lab && LLMBOX_E2E=1 go test -count=1 -v -timeout 30m $(TEST) ./e2e
 
 .PHONY: e2e-full
-e2e-full: lab-node-full lab-machine ## Install everything on a real node and let it work (root; half an hour, and an hour of compiling once)
-	cd test/lab && LLMBOX_E2E=full go test -count=1 -v -timeout 60m $(TEST) ./e2e
+e2e-full: lab-node-full lab-machine ## Install everything on a real node and let it work (root; an hour and a half, and an hour of compiling once)
+	cd test/lab && LLMBOX_E2E=full go test -count=1 -v -timeout 150m $(TEST) ./e2e
 
 .PHONY: rehearse
 rehearse: lab ## Run the whole install against a real API server (ARGS='--gpu h100 --gpus 8')
