@@ -164,6 +164,14 @@ bench-download: ## Download one file by llmbox, curl and aria2c (Debian packages
 proof-crash: lab ## Kill installs with SIGKILL and run them again; appends to docs/proofs/crash.jsonl
 	go run ./test/proofcrash $(ARGS)
 
+.PHONY: proof-kill
+proof-kill: lab-machine lab-node-gateway ## Kill installs on an empty machine, and the machine, and run them again (root; over an hour); appends to docs/proofs/kill.jsonl
+	go run ./test/proofmachine kill $(ARGS)
+
+.PHONY: proof-trace
+proof-trace: lab-machine lab-node-gateway ## Uninstall after installs and uninstalls that were cut off, and compare the machine (root); appends to docs/proofs/trace.jsonl
+	go run ./test/proofmachine trace $(ARGS)
+
 .PHONY: fuzz
 fuzz: ## Feed every reader of foreign bytes with nonsense (FUZZTIME=60s for each)
 	@go list ./... | while read -r package; do \

@@ -35,6 +35,10 @@ type Options struct {
 	GatewayPort int
 	// Delays is a file of pod start-up delays; empty takes the lab's own.
 	Delays string
+	// Machine asks for an empty machine to install on, with root's rights, and Model for
+	// what its model hub offers.
+	Machine bool
+	Model   string
 	// Log gets what the lab says.
 	Log io.Writer
 }
@@ -45,10 +49,24 @@ type Lab struct {
 	Kubeconfig string `json:"kubeconfig"`
 	// GatewayPort is where its gateway answers.
 	GatewayPort int `json:"gateway_port"`
+	// APIPort leads to port 6443 of a machine.
+	APIPort int `json:"api_port"`
+	// Dir is the lab's directory, Hub where a machine finds the model hub.
+	Dir string `json:"dir"`
+	Hub string `json:"hub"`
+	// Machines are those to install on.
+	Machines []Machine `json:"machines"`
 
 	lifeline io.Closer
 	ended    chan error
 	process  *exec.Cmd
+}
+
+// Machine is an empty machine.
+type Machine struct {
+	Name string `json:"name"`
+	// Root is where its disk lies.
+	Root string `json:"root"`
 }
 
 // Start starts a lab that ends with this process, however that ends.
@@ -57,6 +75,9 @@ func Start(ctx context.Context, o Options) (*Lab, error) {
 		"--dir", filepath.Join(o.Dir, o.Name), "--gateway-port", strconv.Itoa(o.GatewayPort)}
 	if o.Delays != "" {
 		args = append(args, "--delays", o.Delays)
+	}
+	if o.Machine {
+		args = append(args, "--size", "machine", "--model", o.Model)
 	}
 	process := exec.Command(o.Program, args...) // #nosec G204 -- the project's own program
 	process.Stderr = o.Log
