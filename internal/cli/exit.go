@@ -16,6 +16,7 @@ import (
 	"github.com/llmbox-dev/llmbox/internal/installer"
 	"github.com/llmbox-dev/llmbox/internal/installer/helmchart"
 	"github.com/llmbox-dev/llmbox/internal/k3s"
+	"github.com/llmbox-dev/llmbox/internal/machine"
 	"github.com/llmbox-dev/llmbox/internal/model"
 )
 
@@ -56,7 +57,7 @@ func exitCode(err error) int {
 		return exitDone
 	case errors.Is(err, installer.ErrInterrupted), errors.Is(err, context.Canceled):
 		return exitInterrupted
-	case errors.Is(err, installer.ErrLocked):
+	case errors.Is(err, installer.ErrLocked), errors.Is(err, machine.ErrLocked):
 		return exitLocked
 	case errors.As(err, &usage), errors.As(err, &cfg),
 		errors.Is(err, chart.ErrValues), errors.Is(err, chart.ErrRender), errors.Is(err, chart.ErrLoad),
@@ -93,6 +94,8 @@ func fixFor(err error) string {
 		return "check that the address in the kubeconfig answers: kubectl --kubeconfig FILE --request-timeout=10s get --raw /readyz"
 	case errors.Is(err, cluster.ErrForbidden):
 		return "use credentials bound to the ClusterRole cluster-admin, or ask whoever runs the cluster for them"
+	case errors.Is(err, machine.ErrLocked):
+		return "wait for the other run to end; it gives the machine back however it ends"
 	case errors.Is(err, installer.ErrLocked):
 		return "wait for the other run to end; a run that died frees the lock within 15 seconds"
 	case errors.Is(err, component.ErrNeedOff):

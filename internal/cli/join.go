@@ -161,6 +161,11 @@ func (a *app) runJoin(cmd *cobra.Command, flags *boxFlags, here *machineFlags, s
 		return err
 	}
 	flags.machine = host
+	release, err := a.takeMachine(ctx, cmd, flags, host, "join")
+	if err != nil {
+		return err
+	}
+	defer release()
 	look, err := a.lookAtHost(ctx, cmd, flags, preflightFlags{gpuTimeout: gpu.HangAfter, fix: here.fix, agent: true})
 	if err != nil {
 		return err

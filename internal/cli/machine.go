@@ -88,6 +88,19 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 		return err
 	}
 	flags.machine = host
+	name := "install"
+	if here.upgrade {
+		name = "upgrade"
+	}
+	release, err := a.takeMachine(ctx, cmd, flags, host, name)
+	var locked *machine.LockedError
+	if errors.As(err, &locked) && locked.Holder.Log != "" && !here.upgrade {
+		return a.attach(ctx, host, locked.Holder)
+	}
+	if err != nil {
+		return err
+	}
+	defer release()
 	look, err := a.lookAtHost(ctx, cmd, flags, preflightFlags{gpuTimeout: gpu.HangAfter, fix: here.fix, adopt: here.adopt, upgrade: here.upgrade})
 	if err != nil {
 		return err

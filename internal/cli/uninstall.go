@@ -115,6 +115,11 @@ func (a *app) uninstallHere(cmd *cobra.Command, flags *boxFlags, here removalFla
 	if err := a.confirm(question); err != nil {
 		return err
 	}
+	release, err := host.Lock("uninstall", "")
+	if err != nil {
+		return err
+	}
+	defer release()
 	if existing.Whose == k3s.Adopted && existing.Running {
 		a.kubeconfig, a.yes = k3s.Kubeconfig, true
 		if err := a.runUninstall(cmd, flags); err != nil {

@@ -88,13 +88,12 @@ func (r *Run) install(ctx context.Context, o Options) error {
 	if o.Machine == nil {
 		return r.guarded(ctx, o)
 	}
-	release, err := r.takeMachine(o, "install")
-	if err != nil {
+	if err := r.admit(o); err != nil {
 		return err
 	}
-	defer release()
 	defer r.startWeights(ctx, o.Machine.Weights, o.Interrupt)()
 	defer r.startImages(ctx, o.Machine)()
+	var err error
 	if o.Target, err = r.onMachine(ctx, o); err != nil {
 		return err
 	}

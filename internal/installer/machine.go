@@ -22,7 +22,7 @@ const (
 	k3sStep     = "component/" + k3sName
 )
 
-// Machine says how this machine becomes the cluster.
+// Machine says how this machine becomes the cluster. Whoever calls holds its lock.
 type Machine struct {
 	Host *machine.Host
 	Want machine.Want
@@ -47,9 +47,8 @@ func Join(ctx context.Context, o Options) (*event.Summary, error) {
 		{Step: machineStep, Title: "Preflight of this machine"},
 		{Step: k3sStep, Title: "k3s", Needs: []string{machineStep}},
 	}})
-	release, err := r.takeMachine(o, "join")
+	err := r.admit(o)
 	if err == nil {
-		defer release()
 		_, err = r.onMachine(ctx, o)
 	}
 	return r.ended(began, err, withoutGates)
@@ -58,17 +57,10 @@ func Join(ctx context.Context, o Options) (*event.Summary, error) {
 // withoutGates is the account of a run that passes none.
 func withoutGates(outcome string) *event.Summary { return &event.Summary{Outcome: outcome} }
 
-// takeMachine refuses a machine that does not fit, or is another run's.
-func (r *Run) takeMachine(o Options, command string) (release func(), err error) {
+// admit refuses a machine that does not fit.
+func (r *Run) admit(o Options) error {
 	began := r.begin(machineStep, "Checking this machine")
-	if err := r.judged(machineStep, began, o.Machine.Found, o.Ignore); err != nil {
-		return nil, err
-	}
-	release, err = o.Machine.Host.Lock(command)
-	if errors.Is(err, machine.ErrLocked) {
-		return nil, fmt.Errorf("%w: %w", ErrLocked, err)
-	}
-	return release, err
+	return r.judged(machineStep, began, o.Machine.Found, o.Ignore)
 }
 
 // ended emits run.done and settles how a run ended.
@@ -233,15 +225,7 @@ func UninstallMachine(ctx context.Context, o MachineRemoval) (*event.Summary, er
 }
 
 func (r *Run) uninstallMachine(ctx context.Context, o MachineRemoval) error {
-	release, err := o.Host.Lock("uninstall")
-	if errors.Is(err, machine.ErrLocked) {
-		return fmt.Errorf("%w: %w", ErrLocked, err)
-	}
-	if err != nil {
-		return err
-	}
-	defer release()
-	err = r.phase(k3sGoneStep, "Removing k3s", func() (string, error) {
+	err := r.phase(k3sGoneStep, "Removing k3s", func() (string, error) {
 		gone, err := o.Host.RemoveK3s(ctx, o.Options, o.Interrupt, func(p k3s.Progress) {
 			r.emit(event.Event{Type: event.StepProgress, Step: k3sGoneStep, Message: p.Message, Done: p.Done, Total: p.Total, Unit: p.Unit})
 		})

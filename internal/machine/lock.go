@@ -23,6 +23,8 @@ type Holder struct {
 	PID     int       `json:"pid"`
 	Command string    `json:"command"`
 	Since   time.Time `json:"since"`
+	// Log is where the run writes its events; empty for one that writes none.
+	Log string `json:"log,omitempty"`
 }
 
 // LockedError is a lock that somebody else holds.
@@ -40,7 +42,7 @@ func (e *LockedError) Is(target error) bool { return target == ErrLocked }
 
 // Lock takes the machine for one run. The kernel gives it back when the process ends,
 // in whatever way.
-func (h *Host) Lock(command string) (release func(), err error) {
+func (h *Host) Lock(command, log string) (release func(), err error) {
 	at := h.at(path.Join(StateDir, lockFile))
 	if err := makeDir(h.at(StateDir)); err != nil {
 		return nil, fmt.Errorf("locking the machine: %w", err)
@@ -63,16 +65,27 @@ func (h *Host) Lock(command string) (release func(), err error) {
 		}
 		return nil, locked
 	}
-	if err := sign(file, command); err != nil {
+	if err := sign(file, Holder{PID: os.Getpid(), Command: command, Since: time.Now().UTC().Truncate(time.Second), Log: log}); err != nil {
 		_ = file.Close()
 		return nil, fmt.Errorf("locking the machine: %w", err)
 	}
 	return func() { _ = file.Close() }, nil
 }
 
+// Locked says whether some run holds the machine.
+func (h *Host) Locked() bool {
+	file, err := os.Open(h.at(path.Join(StateDir, lockFile)))
+	if err != nil {
+		return false
+	}
+	defer func() { _ = file.Close() }()
+	err = unix.Flock(int(file.Fd()), unix.LOCK_SH|unix.LOCK_NB) // #nosec G115 -- a descriptor
+	return errors.Is(err, unix.EWOULDBLOCK)
+}
+
 // sign writes down who holds the lock.
-func sign(file *os.File, command string) error {
-	data, err := json.Marshal(Holder{PID: os.Getpid(), Command: command, Since: time.Now().UTC().Truncate(time.Second)})
+func sign(file *os.File, holder Holder) error {
+	data, err := json.Marshal(holder)
 	if err != nil {
 		return err
 	}

@@ -67,18 +67,24 @@ func TestChoicesOutliveARun(t *testing.T) {
 
 func TestOneRunAtATime(t *testing.T) {
 	h := rooted(t)
-	release, err := h.Lock("install")
+	if h.Locked() {
+		t.Error("a machine that nobody took is taken")
+	}
+	release, err := h.Lock("install", "/var/log/llmbox/run.ndjson")
 	must(t, err)
-	_, err = h.Lock("uninstall")
+	if !h.Locked() {
+		t.Error("it is not taken")
+	}
+	_, err = h.Lock("uninstall", "")
 	var locked *LockedError
-	if !errors.Is(err, ErrLocked) || !errors.As(err, &locked) || locked.Holder.PID != os.Getpid() || locked.Holder.Command != "install" {
+	if !errors.Is(err, ErrLocked) || !errors.As(err, &locked) || locked.Holder.PID != os.Getpid() || locked.Holder.Command != "install" || locked.Holder.Log == "" {
 		t.Fatalf("the second run gets %v (%+v)", err, locked)
 	}
 	if !strings.Contains(err.Error(), "llmbox install") {
 		t.Errorf("%q does not name the run at work", err)
 	}
 	release()
-	again, err := h.Lock("uninstall")
+	again, err := h.Lock("uninstall", "")
 	must(t, err)
 	again()
 }
@@ -86,7 +92,7 @@ func TestOneRunAtATime(t *testing.T) {
 // A process that dies gives the lock back, in whatever way it dies.
 func TestLockOfADeadRun(t *testing.T) {
 	if root := os.Getenv("LLMBOX_TEST_LOCK"); root != "" {
-		if _, err := New(Options{Root: root}).Lock("install"); err != nil {
+		if _, err := New(Options{Root: root}).Lock("install", ""); err != nil {
 			fmt.Println(err)
 		}
 		fmt.Println("held")
@@ -106,12 +112,12 @@ func TestLockOfADeadRun(t *testing.T) {
 	if _, err := io.ReadFull(stdout, line); err != nil || string(line) != "held\n" {
 		t.Fatalf("the other process says %q, %v", line, err)
 	}
-	if _, err := h.Lock("install"); !errors.Is(err, ErrLocked) {
+	if _, err := h.Lock("install", ""); !errors.Is(err, ErrLocked) {
 		t.Fatalf("while it lives: %v", err)
 	}
 	must(t, cmd.Process.Kill())
 	_ = cmd.Wait()
-	release, err := h.Lock("install")
+	release, err := h.Lock("install", "")
 	must(t, err)
 	release()
 }
@@ -335,7 +341,7 @@ func TestStateGoesAndForeignFilesStay(t *testing.T) {
 
 func TestHolderIsReadable(t *testing.T) {
 	h := rooted(t)
-	release, err := h.Lock("install")
+	release, err := h.Lock("install", "")
 	must(t, err)
 	defer release()
 	raw, err := os.ReadFile(h.at("/var/lib/llmbox/lock"))
