@@ -219,6 +219,8 @@ func TestProductDoesNotKnowTheLab(t *testing.T) {
 			}
 			looked++
 			for i, line := range strings.Split(strings.ToLower(string(raw)), "\n") {
+				// The form of a GPU's serial is no node of the lab.
+				line = strings.ReplaceAll(line, "gpu-00000000-", "")
 				for _, word := range words {
 					if strings.Contains(line, word) {
 						t.Errorf("%s:%d: %q", rel, i+1, word)
