@@ -385,3 +385,11 @@ func hostChecks() []preflight.Check {
 		return slices.Contains([]string{"host.root", "host.disk.space", "net.port_conflict", "leftovers.cni"}, c.ID)
 	})
 }
+
+// Known says whether a check can return a finding of that id.
+func Known(id string) bool {
+	if _, ok := layersByID()[id]; ok {
+		return true
+	}
+	return slices.ContainsFunc(hostChecks(), func(c preflight.Check) bool { return c.ID == id || slices.Contains(c.Also, id) })
+}

@@ -269,6 +269,9 @@ func judgeAPI(f *facts) []finding.Finding {
 	case state == snapshot.Unreadable:
 		return unread("whether the API server answers", why)
 	}
+	if why := f.Manifest.Unreadable["cluster"]; why != "" {
+		return unread("the cluster", why)
+	}
 	return nil
 }
 

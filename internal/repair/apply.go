@@ -215,6 +215,9 @@ func (w *worker) step(ctx context.Context, s Step, entry *record.Repaired) (said
 	case s.Run != nil:
 		entry.Ran(s.Shown())
 		return w.run(ctx, *s.Run, entry)
+	case s.Kube != nil:
+		entry.Ran(s.Shown())
+		return "", w.kube(ctx, *s.Kube)
 	}
 	return "", nil
 }

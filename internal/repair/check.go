@@ -64,6 +64,11 @@ func (w *worker) holds(ctx context.Context, c Check) (bool, error) {
 			return false, nil
 		}
 	}
+	if c.Kube != nil {
+		if ok, err := w.kubeHolds(ctx, *c.Kube); !ok || err != nil {
+			return false, err
+		}
+	}
 	if c.Offers != nil {
 		return w.offers(ctx, *c.Offers)
 	}

@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/net/http/httpproxy"
 	"golang.org/x/sys/unix"
+	"k8s.io/client-go/dynamic"
 
 	"github.com/llmbox-dev/llmbox/internal/host"
 	"github.com/llmbox-dev/llmbox/internal/repair/record"
@@ -71,6 +72,8 @@ type Options struct {
 	Environment []string
 	// Client does downloads; one that obeys Proxies where nil.
 	Client *http.Client
+	// Cluster reaches the box's cluster, for repairs of its objects.
+	Cluster dynamic.Interface
 }
 
 // Machine is where actions are carried out.

@@ -216,7 +216,11 @@ func planRestart(p *planner, found []finding.Finding) {
 		Undo:  []string{"not needed"}, After: after, Always: true,
 		Verify: []Check{{What: "k3s runs", Run: []string{"systemctl", "is-active", unit}, Says: []string{"active"}, WithinSeconds: 60}},
 	}
-	if len(found) > 0 || slices.Contains(after, Toolkit) {
+	handler := slices.ContainsFunc(found, func(f finding.Finding) bool { return f.ID == "runtime.handler_missing" })
+	if len(found) > 0 && !handler {
+		a.Title = "Restart k3s, which sets up containerd, the pods' network and the services' addresses anew"
+	}
+	if handler || slices.Contains(after, Toolkit) {
 		a.Verify = append(a.Verify, Check{
 			What: `containerd has the runtime "nvidia"`, File: runtimeConfig, Has: []string{"nvidia-container-runtime"}, WithinSeconds: 60,
 		})

@@ -261,7 +261,8 @@ func TestPlan(t *testing.T) {
 		})
 	}
 	for _, r := range repairs() {
-		if !seen[r.name] {
+		// Those of a box that is there are planned for in TestPlanBox.
+		if !seen[r.name] && !boxRepair(r.name) {
 			t.Errorf("no case plans %s", r.name)
 		}
 	}

@@ -89,5 +89,53 @@ func repairs() []entry {
 			undo:   "none needed",
 			source: "NVIDIA/gpu-operator#413, #730; docs.k3s.io/upgrades/killall",
 		},
+		{
+			name: StartK3s, plan: planStart,
+			does: "`systemctl start k3s` (or k3s-agent), where the unit is there and does not run.",
+			undo: "`systemctl stop k3s`", source: "docs.k3s.io/advanced, running k3s with systemd",
+		},
+		{
+			name: PruneImages, plan: planPrune,
+			does: "`k3s crictl rmi --prune`: removes container images that no container uses. Nothing else is deleted: neither models nor volumes nor logs.",
+			undo: "none needed: what is used again is pulled again", source: "kubernetes docs, garbage collection of images; kubernetes-sigs/cri-tools crictl rmi",
+		},
+		{
+			name: Uncordon, plan: planUncordon,
+			does: "Takes the cordon off the node.", undo: "`kubectl cordon NODE`", source: "kubernetes docs, safely drain a node",
+		},
+		{
+			name: PendingRelease, plan: planPending,
+			does: "Deletes the Secret of the one revision of a release that an interrupted run left `pending-…`, when nobody is at work on it. What it applied stays, and the next install takes it up.",
+			undo: "not needed: `llmbox install` writes a new revision", source: "k3s-io/k3s#9534; fluxcd/helm-controller#149; helm.sh/docs, release states",
+		},
+		{
+			name: Unseal, plan: planUnseal,
+			does: "Brings the unsealer of the box's own Vault back (one replica, a fresh pod); it knows the key, and opens Vault. The key itself is not read.",
+			undo: "none needed", source: "hashicorp/vault-helm#17, #130; llmbox embed/charts/vault",
+		},
+		{
+			name: RestartDNS, plan: planDNS,
+			does: "One replica of CoreDNS where there are none, and a fresh pod.", undo: "none needed", source: "kubernetes docs, debugging DNS resolution",
+		},
+		{
+			name: RestartPlugin, plan: planPlugin,
+			does: "A fresh pod of the NVIDIA device plugin, which counts the GPUs again.", undo: "none needed", source: "NVIDIA/k8s-device-plugin#348; NVIDIA/gpu-operator#475",
+		},
+		{
+			name: RestartWebhook, plan: planWebhook,
+			does: "Fresh pods of the Deployments behind an admission webhook that nobody answers for. The webhook itself stays.", undo: "none needed", source: "kyverno/kyverno#3232, #7576",
+		},
+		{
+			name: DeletePod, plan: planDeletePod,
+			does: "Deletes a pod that lost its GPU while it ran; its owner makes a new one, which gets it.", undo: "none needed", source: "NVIDIA/nvidia-container-toolkit#48; NVIDIA/gpu-operator#485",
+		},
+		{
+			name: RestartModel, plan: planModel,
+			does: "A fresh pod of the model server, whose engine is dead.", undo: "none needed", source: "vllm-project/vllm#48966, #39863",
+		},
+		{
+			name: StalePods, plan: planStale,
+			does: "Deletes failed pods that the kubelet refused or evicted and that their owners replaced.", undo: "none needed: they ran no more", source: "NVIDIA/gpu-operator#475; kubernetes docs, pod garbage collection",
+		},
 	}
 }

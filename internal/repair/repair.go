@@ -27,6 +27,18 @@ const (
 	CDI          = "runtime.cdi"
 	DevCharLinks = "runtime.dev_char_links"
 	RestartK3s   = "k3s.restart"
+
+	StartK3s       = "k3s.start"
+	PruneImages    = "disk.images"
+	Uncordon       = "node.uncordon"
+	StalePods      = "pod.stale"
+	PendingRelease = "helm.pending"
+	Unseal         = "vault.unseal"
+	RestartDNS     = "coredns.restart"
+	RestartPlugin  = "plugin.restart"
+	RestartWebhook = "webhook.restart"
+	RestartModel   = "model.restart"
+	DeletePod      = "pod.delete"
 )
 
 // The files that repairs write. Uninstalling names them.
@@ -71,7 +83,7 @@ type Action struct {
 	After []string `json:"after,omitempty"`
 }
 
-// Step is one of Write, Link, Download and Run; exactly one is set.
+// Step is one of Write, Link, Download, Run and Kube; exactly one is set.
 type Step struct {
 	// Unless leaves the step out where it holds.
 	Unless   *Check    `json:"unless,omitempty"`
@@ -79,6 +91,7 @@ type Step struct {
 	Link     *Link     `json:"link,omitempty"`
 	Download *Download `json:"download,omitempty"`
 	Run      *Run      `json:"run,omitempty"`
+	Kube     *Kube     `json:"kube,omitempty"`
 }
 
 // Write is a file of ours. It is written when absent or ours, never over somebody
@@ -180,6 +193,8 @@ type Check struct {
 	Version string `json:"version,omitempty"`
 	// Offers asks the package manager.
 	Offers *Offer `json:"offers,omitempty"`
+	// Kube looks at an object of the cluster.
+	Kube *KubeCheck `json:"kube,omitempty"`
 	// WithinSeconds is how long it may take to come true after the steps.
 	WithinSeconds int `json:"within_seconds,omitempty"`
 }

@@ -24,6 +24,8 @@ func (s Step) words() []string {
 		return []string{"sudo", "ln", "-s", quoted(s.Link.Target), quoted(s.Link.Path)}
 	case s.Download != nil:
 		return []string{"curl", "-fsSL", quoted(s.Download.URL), "|", "sudo", "tee", quoted(s.Download.Path), ">", "/dev/null"}
+	case s.Kube != nil:
+		return s.Kube.words()
 	case s.Run != nil:
 		words := []string{"sudo"}
 		for _, w := range slices.Concat(s.Run.Environment, s.Run.Argv) {
@@ -55,6 +57,8 @@ func (s Step) short() string {
 		return "fetch " + s.Download.URL
 	case s.Run != nil:
 		return strings.Join(s.Run.Argv, " ")
+	case s.Kube != nil:
+		return strings.Join(s.Kube.words(), " ")
 	}
 	return ""
 }

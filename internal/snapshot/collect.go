@@ -20,6 +20,8 @@ import (
 	"time"
 	"unicode"
 
+	"k8s.io/client-go/rest"
+
 	"github.com/llmbox-dev/llmbox/internal/gpu"
 	"github.com/llmbox-dev/llmbox/internal/host"
 )
@@ -80,6 +82,17 @@ type Options struct {
 	Environ []string
 	// UID is what the collector runs as; nil means this process's.
 	UID *int
+	// Installed also reads what only a machine with a box on it has: k3s's log and
+	// certificates, containerd's log, the GPU from inside its containers.
+	Installed bool
+	// K3sData is k3s's data directory; empty means its default.
+	K3sData string
+	// Kube reaches the box's cluster; nil leaves it out. It is only read from.
+	Kube *rest.Config
+	// Endpoint asks the box for one token, as a client does; nil leaves it out.
+	Endpoint func(context.Context) EndpointProbe
+	// ClusterOnly leaves the machine out: the cluster is somewhere else.
+	ClusterOnly bool
 }
 
 // collector gathers the answers. What comes after the snapshot was handed over is
@@ -133,9 +146,13 @@ func Collect(ctx context.Context, o Options) *Snapshot {
 		defer cancelGPU()
 		gpus = c.askGPU(gpuCtx)
 	}
-	c.startFiles(bounded)
-	c.startCommands(bounded)
-	c.startProbes(bounded)
+	if !o.ClusterOnly {
+		c.startFiles(bounded)
+		c.startCommands(bounded)
+		c.startProbes(bounded)
+		c.startBox(bounded)
+	}
+	c.startKube(bounded)
 
 	done := make(chan struct{})
 	go func() { c.group.Wait(); close(done) }()

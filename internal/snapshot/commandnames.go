@@ -23,4 +23,6 @@ const (
 	CommandDpkg           = "dpkg-packages"
 	CommandRPM            = "rpm-packages"
 	CommandLdconfig       = "ldconfig-nvidia"
+	CommandJournalK3s     = "journalctl-k3s"
+	CommandJournalSystemd = "journalctl-systemd"
 )

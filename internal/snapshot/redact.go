@@ -63,11 +63,17 @@ func redactLine(line string) string {
 // Environment="TOKEN=...".
 func redactPairs(text string) string {
 	return replaceGroups(keyValue, text, func(g []string) string {
-		if secretKey(g[1]) {
+		if secretKey(g[1]) && !countOfTokens(g[1], g[3]) {
 			return g[1] + g[2] + quotedLike(g[3])
 		}
 		return g[1] + g[2] + redactPairs(g[3])
 	})
+}
+
+// countOfTokens says whether a pair is a number of a model's tokens, such as
+// max_num_batched_tokens=8192, and no secret.
+func countOfTokens(key, value string) bool {
+	return strings.HasSuffix(strings.ToLower(key), "tokens") && strings.Trim(value, "0123456789,._") == ""
 }
 
 func replaceGroups(pattern *regexp.Regexp, text string, replace func([]string) string) string {

@@ -29,6 +29,8 @@ type writer struct {
 	*bufio.Writer
 	width int
 	color bool
+	// command is the one that can mend; doctor has no failures to go on in spite of.
+	command string
 }
 
 func (w *writer) line(s string) {
@@ -40,7 +42,14 @@ func (w *writer) line(s string) {
 // width columns, save a single word that is. With all, each check that is well gets a
 // line of its own.
 func Text(w io.Writer, findings []finding.Finding, width int, color, all bool) error {
-	out := &writer{Writer: bufio.NewWriter(w), width: max(width, Narrowest), color: color}
+	return TextFor(preflightCommand, w, findings, width, color, all)
+}
+
+const preflightCommand = "llmbox preflight"
+
+// TextFor is Text for the findings of another command.
+func TextFor(command string, w io.Writer, findings []finding.Finding, width int, color, all bool) error {
+	out := &writer{Writer: bufio.NewWriter(w), width: max(width, Narrowest), color: color, command: command}
 	byRoot := followers(findings)
 	var counted counts
 	for _, f := range findings {
@@ -413,9 +422,9 @@ func (w *writer) closing(findings []finding.Finding, c counts) {
 		}
 	}
 	if len(mendable) > 0 {
-		w.hanging("", "llmbox can mend by itself: "+strings.Join(mendable, ", ")+". It lists what it would do first: sudo llmbox preflight --fix")
+		w.hanging("", "llmbox can mend by itself: "+strings.Join(mendable, ", ")+". It lists what it would do first: sudo "+w.command+" --fix")
 	}
-	if len(ignorable) > 0 {
+	if len(ignorable) > 0 && w.command == preflightCommand {
 		w.hanging("", "To go on in spite of a failed check: --ignore "+strings.Join(ignorable, " --ignore "))
 	}
 	var parts []string
