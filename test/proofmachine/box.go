@@ -92,13 +92,12 @@ func (b *box) furnish(ctx context.Context, llmbox string) error {
 	values := func(v any) any { return map[string]any{"values": v} }
 	config, err := yaml.Marshal(map[string]any{
 		"apiVersion": "llmbox.dev/v1alpha1", "kind": "Box",
-		"model": map[string]any{"name": modelName}, "gpu": map[string]any{"product": "a100-80", "count": 1},
+		"model": map[string]any{"name": modelName, "source": b.lab.Hub}, "gpu": map[string]any{"product": "a100-80", "count": 1},
 		"registries": map[string]any{"mirrors": mirrors},
 		"components": map[string]any{
 			"gpu-operator": map[string]any{"mode": "external"},
 			// Images that the table pins by digest can't be made by the lab.
 			"envoy-gateway": values(map[string]any{"images": map[string]any{"envoy": gateway.Images["envoy"].Reference}}),
-			"weights":       values(map[string]any{"weights": map[string]any{"endpoint": b.lab.Hub, "sizeGiB": 1}}),
 			"model": values(map[string]any{
 				"resources": map[string]any{"cpuRequestMillis": 100, "memoryRequestMiB": 128, "memoryLimitMiB": 2560},
 				"drain":     map[string]any{"preStopSeconds": 1, "shutdownTimeoutSeconds": 5},
