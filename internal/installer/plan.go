@@ -131,6 +131,9 @@ func planStep(in Input, plan *Plan, node component.Node) (Step, error) {
 		img.Reference = strings.ReplaceAll(img.Reference, ":VERSION", ":"+imageTag(in.Version))
 		step.Images[key] = img
 	}
+	if node.Name == modelStep {
+		step.serveWith(in.Choice.Fit.Image)
+	}
 	if node.Name == weightsStep && in.HostModels != nil && node.Mode == component.Install {
 		// Nothing of it is in the cluster.
 		step.Images, step.Gates = nil, nil
@@ -178,6 +181,20 @@ func planStep(in Input, plan *Plan, node component.Node) (Step, error) {
 		step.Images[ref] = component.Image{Reference: ref, Source: override.Chart}
 	}
 	return step, nil
+}
+
+// vllmImageKey is under which the model names the model server's image.
+const vllmImageKey = "vllm"
+
+// serveWith takes the image that the GPU's driver can run in the place of the table's.
+func (s *Step) serveWith(image model.Image) {
+	table, known := s.Images[vllmImageKey]
+	repository, tag, tagged := strings.Cut(table.Reference, ":")
+	if !known || !tagged || image.Tag == "" || image.Tag == tag {
+		return
+	}
+	// Digest and size are those of the table's tag.
+	s.Images[vllmImageKey] = component.Image{Reference: repository + ":" + image.Tag, Source: table.Source}
 }
 
 // imageTag makes a version usable as a tag: "+" is not allowed there.

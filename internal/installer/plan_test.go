@@ -524,3 +524,57 @@ func listed(policy *unstructured.Unstructured, direction, list string, field ...
 	}
 	return out
 }
+
+// TestImageForTheDriver: the model server's image is the one that the driver can run,
+// with what it has to be told.
+func TestImageForTheDriver(t *testing.T) {
+	for _, tt := range []struct {
+		driver, suffix string
+		env            bool
+	}{
+		{"", "", false},
+		{"580.95.05", "", false},
+		{"570.172.08", "", true},
+		{"550.163.01", "-cu129", false},
+	} {
+		in := boxInput(t, "a100-80", "", func(*config.Layer) error { return nil })
+		facts := model.FactsOf(mustProduct(t, "a100-80"), 1)
+		facts[0].Driver = tt.driver
+		catalogue, err := model.Load(assets.FS())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if in.Choice, err = catalogue.Fit(in.Choice.Model.Name, 0, facts); err != nil {
+			t.Fatal(err)
+		}
+		plan, err := BuildPlan(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range plan.Steps {
+			if s.Name != modelStep {
+				continue
+			}
+			ref := s.Images["vllm"].Reference
+			if want := "docker.io/vllm/vllm-openai:v" + model.ServedVLLM + tt.suffix; ref != want {
+				t.Errorf("driver %q: %s, want %s", tt.driver, ref, want)
+			}
+			images, _ := s.Release.Values["images"].(map[string]any)
+			if images["vllm"] != ref && !strings.HasPrefix(fmt.Sprint(images["vllm"]), ref+"@") {
+				t.Errorf("driver %q: the chart gets %v", tt.driver, images["vllm"])
+			}
+			if _, told := s.Release.Values["env"]; told != tt.env {
+				t.Errorf("driver %q: the environment is %v", tt.driver, s.Release.Values["env"])
+			}
+		}
+	}
+}
+
+func mustProduct(t *testing.T, key string) gpu.Product {
+	t.Helper()
+	product, known := gpu.ProductByKey(key)
+	if !known {
+		t.Fatalf("no GPU product %q", key)
+	}
+	return product
+}

@@ -93,6 +93,13 @@ func vllmValues(in Input, plan *Plan, step Step, monitored bool, set func([]stri
 	}
 	set([]string{"args"}, args)
 	set([]string{"tensorParallel"}, m.GPUs)
+	if env := in.Choice.Fit.Image.Env; len(env) > 0 {
+		values := map[string]any{}
+		for name, value := range env {
+			values[name] = value
+		}
+		set([]string{"env"}, values)
+	}
 	set([]string{"gpu", "available"}, max(in.Box.GPU.Count, m.GPUs))
 	if m.GPUs > 1 {
 		set([]string{"sharedMemoryMiB"}, 8192)

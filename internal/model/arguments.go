@@ -21,6 +21,9 @@ type Arguments struct {
 	MaxBatchedTokens int
 	KVCacheDType     string
 	Eager            bool
+	// ToolParser and ReasoningParser are how the model writes calls of tools and its
+	// thoughts, in vLLM's words; empty where it does neither.
+	ToolParser, ReasoningParser string
 	// Extra are the user's own words; they win over the above.
 	Extra []string
 }
@@ -63,6 +66,15 @@ func (a Arguments) Args() []string {
 		add("--max-num-batched-tokens", strconv.Itoa(a.MaxBatchedTokens))
 	}
 	add("--kv-cache-dtype", a.KVCacheDType)
+	add("--reasoning-parser", a.ReasoningParser)
+	if a.ToolParser != "" && !given(a.Extra, "--tool-call-parser") {
+		// Without the first of them the second does nothing, and `tools` of a request is
+		// refused (docs.vllm.ai, "Tool Calling").
+		if !given(a.Extra, "--enable-auto-tool-choice") {
+			args = append(args, "--enable-auto-tool-choice")
+		}
+		add("--tool-call-parser", a.ToolParser)
+	}
 	if a.Eager && !given(a.Extra, "--enforce-eager") {
 		args = append(args, "--enforce-eager")
 	}

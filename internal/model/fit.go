@@ -287,6 +287,7 @@ func (m Model) with(r release, f Fit, form Form, w GPUFact, ask Ask, tp int) Fit
 	f.Arguments = Arguments{
 		Model: form.Repository, MemoryUtilization: s.utilization, TensorParallel: tp, MaxNumSeqs: ask.MaxNumSeqs,
 		MaxBatchedTokens: ask.MaxBatchedTokens, KVCacheDType: ask.KVCacheDType, Eager: ask.Eager,
+		ToolParser: m.ToolParser, ReasoningParser: m.ReasoningParser,
 	}
 	trust := 1.0
 	if !ask.AsGiven {

@@ -166,9 +166,11 @@ func TestArgs(t *testing.T) {
 		extra []string
 		want  []string
 	}{
-		{"computed", nil, []string{"Qwen/Qwen3-14B", "--revision=abc", "--served-model-name=assistant", "--max-model-len=40960", "--gpu-memory-utilization=0.92", "--tensor-parallel-size=2"}},
+		{"computed", nil, []string{"Qwen/Qwen3-14B", "--revision=abc", "--served-model-name=assistant", "--max-model-len=40960", "--gpu-memory-utilization=0.92", "--tensor-parallel-size=2", "--reasoning-parser=qwen3", "--enable-auto-tool-choice", "--tool-call-parser=hermes"}},
+		{"user's parsers win", []string{"--tool_call_parser=qwen3_coder", "--reasoning-parser", "none"},
+			[]string{"Qwen/Qwen3-14B", "--revision=abc", "--served-model-name=assistant", "--max-model-len=40960", "--gpu-memory-utilization=0.92", "--tensor-parallel-size=2", "--tool_call_parser=qwen3_coder", "--reasoning-parser", "none"}},
 		{"user wins", []string{"--gpu_memory_utilization", "0.8", "-tp=1", "--max-num-seqs=64"},
-			[]string{"Qwen/Qwen3-14B", "--revision=abc", "--served-model-name=assistant", "--max-model-len=40960", "--gpu_memory_utilization", "0.8", "-tp=1", "--max-num-seqs=64"}},
+			[]string{"Qwen/Qwen3-14B", "--revision=abc", "--served-model-name=assistant", "--max-model-len=40960", "--reasoning-parser=qwen3", "--enable-auto-tool-choice", "--tool-call-parser=hermes", "--gpu_memory_utilization", "0.8", "-tp=1", "--max-num-seqs=64"}},
 	}
 	for _, tt := range tests {
 		a.Extra = tt.extra

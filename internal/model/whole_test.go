@@ -125,7 +125,7 @@ func TestAskReachesArguments(t *testing.T) {
 	if err != nil || fit.Verdict == No {
 		t.Fatalf("%v, %s: %s", err, fit.Verdict, fit.Detail)
 	}
-	want := []string{"Qwen/Qwen3-14B-FP8", "--max-model-len=20480", "--gpu-memory-utilization=0.85", "--max-num-seqs=24", "--max-num-batched-tokens=4096", "--kv-cache-dtype=fp8", "--enforce-eager"}
+	want := []string{"Qwen/Qwen3-14B-FP8", "--max-model-len=20480", "--gpu-memory-utilization=0.85", "--max-num-seqs=24", "--max-num-batched-tokens=4096", "--kv-cache-dtype=fp8", "--reasoning-parser=qwen3", "--enable-auto-tool-choice", "--tool-call-parser=hermes", "--enforce-eager"}
 	for name, got := range map[string][]string{"fit": fit.Arguments.Args(), "choice": choiceOf(fit, "asked for").Arguments().Args()} {
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: %q, want %q", name, got, want)
