@@ -273,7 +273,7 @@ func (c *collector) startFiles(ctx context.Context) {
 			environment.WriteString(strings.ReplaceAll(line, "\n", " ") + "\n")
 		}
 	}
-	c.record(func(s *Snapshot) { s.AddFile("/proc/self/environ", redact(environment.String())) })
+	c.record(func(s *Snapshot) { s.AddFile("/proc/self/environ", redactLog(environment.String())) })
 }
 
 // reportedVariable says whether a variable of the environment matters to an install.
@@ -437,7 +437,7 @@ func (c *collector) content(ctx context.Context, name string, group fileGroup) (
 	case group.YAML:
 		return redactYAML(string(data))
 	}
-	return redact(keepLines(string(data), group.Keep)), nil
+	return redactLog(keepLines(string(data), group.Keep)), nil
 }
 
 func keepLines(text string, keep *regexp.Regexp) string {
@@ -559,10 +559,10 @@ func (c *collector) ask(ctx context.Context, item commandItem, deadline time.Dur
 	case item.Instead != nil && result.Exit != 0:
 		first, _, _ := strings.Cut(strings.TrimSpace(string(result.Output)), "\n")
 		c.record(func(s *Snapshot) {
-			s.MarkUnreadable(place, fmt.Sprintf("exit status %d: %s", result.Exit, redact(first)))
+			s.MarkUnreadable(place, fmt.Sprintf("exit status %d: %s", result.Exit, redactLog(first)))
 		})
 	default:
-		output := redact(keepLines(string(result.Output), item.Keep))
+		output := redactLog(keepLines(string(result.Output), item.Keep))
 		c.record(func(s *Snapshot) { s.AddCommand(item.Name, output, result.Exit) })
 		return
 	}

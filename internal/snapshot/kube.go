@@ -134,7 +134,7 @@ func (c *collector) startKube(ctx context.Context) {
 		}
 		answer.ElapsedMS = time.Since(begin).Milliseconds()
 		if err != nil {
-			answer.Error = redact(c.why(err, versionDeadline))
+			answer.Error = redactLog(c.why(err, versionDeadline))
 			c.answer(ProbeAPI, answer)
 			c.record(func(s *Snapshot) {
 				s.MarkUnreadable(strings.TrimSuffix(clusterDir, "/"), "the API server does not answer")
@@ -182,7 +182,7 @@ func (k *kube) start(ctx context.Context) {
 			asking, cancel := context.WithTimeout(bounded, endpointDeadline)
 			defer cancel()
 			answer := k.options.Endpoint(asking)
-			answer.Error = redact(answer.Error)
+			answer.Error = redactLog(answer.Error)
 			k.answer(ProbeEndpoint, answer)
 		})
 	}
@@ -218,7 +218,7 @@ func (k *kube) list(ctx context.Context, l kubeList, deadline time.Duration, eac
 			if apierrors.IsForbidden(err) {
 				why = "permission denied"
 			}
-			k.record(func(s *Snapshot) { s.MarkUnreadable(place, redact(why)) })
+			k.record(func(s *Snapshot) { s.MarkUnreadable(place, redactLog(why)) })
 			if len(items) == 0 {
 				return
 			}
@@ -482,7 +482,7 @@ func (k *kube) vault(ctx context.Context) {
 	case status == http.StatusNotFound:
 		return
 	case err != nil:
-		probe.Error = redact(k.why(err, dialDeadline))
+		probe.Error = redactLog(k.why(err, dialDeadline))
 	default:
 		if err := json.Unmarshal(raw, &probe); err != nil {
 			probe.Error = "no answer of Vault's"
@@ -534,7 +534,7 @@ func (k *kube) model(ctx context.Context) {
 		var probe ModelProbe
 		metrics, status, err := k.proxied(ctx, "llm", p.Metadata.Name+":8000", "metrics", nil)
 		if err != nil {
-			probe.Error = redact(k.why(err, dialDeadline))
+			probe.Error = redactLog(k.why(err, dialDeadline))
 			k.answer(ProbeModel, probe)
 			return
 		}

@@ -15,7 +15,7 @@ const redacted = "REDACTED"
 
 var (
 	userInfo = regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*://)[^\s"'<>]*@`)
-	keyValue = regexp.MustCompile(`([A-Za-z0-9_.-]+)(["']?[ \t]*[:=][ \t]*)("[^"]*"?|'[^']*'?|(?i:bearer|basic)[ \t]+[^\s,;]+|[^\s,;"']+)`)
+	keyValue = regexp.MustCompile(`([A-Za-z0-9_.-]+)(\\*["']?[ \t]*[:=][ \t]*)(\\*"[^"]*"?|'[^']*'?|(?i:bearer|basic)[ \t]+[^\s,;]+|[^\s,;"']+)`)
 	flagPair = regexp.MustCompile(`(--?)([A-Za-z0-9][A-Za-z0-9-]*)([ \t]+)("[^"]*"|'[^']*'|[^\s-][^\s]*)`)
 	// The forms of tokens that show what they are: Hugging Face, NVIDIA, OpenAI,
 	// GitHub, GitLab, AWS, Slack, JSON web tokens and k3s's own.
@@ -180,7 +180,7 @@ func redactNode(n *yaml.Node, secret bool) {
 			*n = yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: redacted}
 			return
 		}
-		n.Value = redact(n.Value)
+		n.Value = redactLog(n.Value)
 	case yaml.AliasNode:
 		// What it stands for is redacted where it is written.
 		if secret {

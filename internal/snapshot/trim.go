@@ -270,6 +270,17 @@ var (
 
 // redactLog takes secrets and prompts out of a text that anybody may have written.
 func redactLog(text string) string {
+	if strings.Contains(text, "PRIVATE KEY") {
+		text = privateKey.ReplaceAllString(text, redacted)
+	}
+	// A program that quotes another's words writes their line ends as \n.
+	if strings.Contains(text, `\n`) {
+		parts := strings.Split(text, `\n`)
+		for i, part := range parts {
+			parts[i] = redactLog(part)
+		}
+		text = strings.Join(parts, `\n`)
+	}
 	text = redact(text)
 	lower := strings.ToLower(text)
 	if strings.Contains(lower, "prompt") || strings.Contains(lower, "messages") || strings.Contains(lower, "content") || strings.Contains(lower, "generated_text") || strings.Contains(lower, "completion") {
