@@ -94,6 +94,8 @@ func (b *box) furnish(ctx context.Context, llmbox string) error {
 		"apiVersion": "llmbox.dev/v1alpha1", "kind": "Box",
 		"model": map[string]any{"name": modelName, "source": b.lab.Hub}, "gpu": map[string]any{"product": "a100-80", "count": 1},
 		"registries": map[string]any{"mirrors": mirrors},
+		// The machine's disk is the outer machine's, whatever there is left on it.
+		"k3s": map[string]any{"extraArgs": []string{"--kubelet-arg=eviction-hard=nodefs.available<1%,imagefs.available<1%"}},
 		"components": map[string]any{
 			"gpu-operator": map[string]any{"mode": "external"},
 			// Images that the table pins by digest can't be made by the lab.
@@ -137,7 +139,10 @@ func (b *box) execute(ctx context.Context, command ...string) (string, error) {
 
 func (b *box) on(ctx context.Context, command ...string) *exec.Cmd {
 	// #nosec G204 -- the lab's own
-	return exec.CommandContext(ctx, b.tool, append([]string{"exec", "--dir", b.lab.Dir, "--"}, command...)...)
+	cmd := exec.CommandContext(ctx, b.tool, append([]string{"exec", "--dir", b.lab.Dir, "--"}, command...)...)
+	// What runs on the machine would outlive the one that entered it.
+	cmd.Cancel = func() error { return errors.Join(killInside(cmd.Process), cmd.Process.Kill()) }
+	return cmd
 }
 
 // install is the command of every install of a series.

@@ -54,6 +54,9 @@ type row struct {
 	Trial  int    `json:"trial"`
 	// Kills says what was cut off: llmbox's install or uninstall, or the whole machine.
 	Kills string `json:"kills"`
+	// Chain is the number of the first of several kills of one growing install: the run
+	// after each is cut off by the next, that after the last has to come to the end.
+	Chain int `json:"chain,omitempty"`
 	// Place is where the kill was meant to be, KilledAt the last event before it.
 	Place         string `json:"place"`
 	KilledAt      string `json:"killed_at,omitempty"`
@@ -107,6 +110,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	seed := flags.Uint64("seed", 1, "what the moments inside steps are drawn from")
 	first := flags.Int("first", 1, "`number` of the trial to begin with, to go on with a series of the same seed")
 	last := flags.Int("last", 0, "`number` of the trial to end with (default: the last)")
+	chain := flags.Int("chain", 5, "how many `kills` of llmbox one growing install gets; 1 for each in one of its own")
 	rows := flags.String("rows", filepath.Join(root, "docs", "proofs", what+".jsonl"), "`file` to append to")
 	keep := flags.String("events", filepath.Join(os.TempDir(), "llmbox-"+what+"-events"), "`directory` for the events of every run")
 	if err := flags.Parse(args); err != nil {
@@ -141,46 +145,78 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 			err = errors.Join(err, p.box.lab.Stop())
 		}
 	}()
-	return p.all(ctx, trials[*first-1:*last], what == "kill")
+	return p.all(ctx, trials[*first-1:*last], what == "kill", max(*chain, 1))
 }
 
-func (p *proof) all(ctx context.Context, trials []trial, compare bool) error {
+func (p *proof) all(ctx context.Context, trials []trial, compare bool, chain int) error {
 	if err := p.undisturbed(ctx, compare); err != nil {
 		return err
 	}
 	good := 0
-	for _, t := range trials {
-		r := p.try(ctx, t)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		raw, err := json.Marshal(r)
+	for _, group := range chains(trials, chain) {
+		rows, err := p.group(ctx, group)
 		if err != nil {
-			return fmt.Errorf("encoding a row: %w", err)
-		}
-		if _, err := fmt.Fprintf(p.rows, "%s\n", raw); err != nil {
-			return fmt.Errorf("writing a row: %w", err)
-		}
-		p.say("%2d/%d  %-9s %-46s killed after %6.1f s at %-46s then %6.1f s  %s", t.Number, trials[len(trials)-1].Number, r.Kills, r.Place,
-			float64(r.KilledAfterMS)/1000, r.KilledAt, float64(r.RerunMS)/1000, r.Outcome)
-		for _, d := range r.Diff {
-			p.say("       %s", d)
-		}
-		if r.Error != "" {
-			p.say("       %s", r.Error)
-		}
-		if r.Outcome == same {
-			good++
-			continue
-		}
-		// What is left would spoil the next.
-		if err := p.freshLab(ctx); err != nil {
 			return err
+		}
+		for _, r := range rows {
+			if err := p.record(r); err != nil {
+				return err
+			}
+			if r.Outcome == same {
+				good++
+			}
 		}
 	}
 	p.say("%d of %d as they should be", good, len(trials))
 	if good < len(trials) {
 		return fmt.Errorf("%w: %d of %d; events of the runs: %s", errDiffers, len(trials)-good, len(trials), p.keep)
+	}
+	return nil
+}
+
+// group makes the trials of one growing install. One that missed its moment is made
+// again by itself, and all of them where the install did not come to its end.
+func (p *proof) group(ctx context.Context, group []trial) ([]row, error) {
+	var rows []row
+	if len(group) > 1 {
+		var err error
+		if rows, group, err = p.chain(ctx, group); err != nil {
+			return nil, err
+		}
+	}
+	for _, t := range group {
+		r := p.try(ctx, t)
+		rows = append(rows, r)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if r.Outcome == same {
+			continue
+		}
+		// What is left would spoil the next.
+		if err := p.freshLab(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return rows, nil
+}
+
+// record writes a row down.
+func (p *proof) record(r row) error {
+	raw, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("encoding a row: %w", err)
+	}
+	if _, err := fmt.Fprintf(p.rows, "%s\n", raw); err != nil {
+		return fmt.Errorf("writing a row: %w", err)
+	}
+	p.say("%2d  %-9s %-46s killed after %6.1f s at %-46s then %6.1f s  %s", r.Trial, r.Kills, r.Place,
+		float64(r.KilledAfterMS)/1000, r.KilledAt, float64(r.RerunMS)/1000, r.Outcome)
+	for _, d := range r.Diff {
+		p.say("       %s", d)
+	}
+	if r.Error != "" {
+		p.say("       %s", r.Error)
 	}
 	return nil
 }

@@ -43,29 +43,31 @@ type point struct {
 	places     []cutoff.Place
 }
 
-// installPoints lists every kind of step of an install, from preflight to the token.
+// installPoints lists every kind of step of an install, in about
+// their order, from preflight to the token.
 func installPoints() []point {
 	const k3s = "component/k3s"
 	all := []cutoff.Place{before, inside, after}
 	return []point{
 		{step: "preflight/machine", places: []cutoff.Place{after}},
-		{step: k3s, places: []cutoff.Place{before, after}},
+		{step: k3s, places: []cutoff.Place{before}},
+		{step: "component/weights/download", places: all},
 		{step: k3s + "/binary", places: []cutoff.Place{before, inside, inside, after}},
 		{step: k3s + "/config", places: []cutoff.Place{before, inside, inside, after}},
 		{step: k3s + "/service", places: []cutoff.Place{before, inside, inside, after}},
+		{step: "machine/images", places: []cutoff.Place{inside, after}},
 		// k3s unpacks itself in its first seconds, and starts then.
 		{step: k3s + "/ready", places: []cutoff.Place{before, inside, inside, inside, after}},
 		{step: k3s + "/image", places: all},
+		{step: k3s, places: []cutoff.Place{after}},
 		{step: "preflight/cluster", places: []cutoff.Place{after}},
 		{step: "component/base/manifests", places: []cutoff.Place{before, inside, after}},
 		{step: "component/base/secrets", places: []cutoff.Place{before, after}},
+		{step: "component/model/release", places: all},
 		{step: "component/envoy-gateway/crds", places: []cutoff.Place{inside, after}},
 		{step: "component/envoy-gateway/release", places: all},
-		{step: "component/envoy-gateway/ready", places: []cutoff.Place{inside}},
-		{step: "component/weights/release", places: all},
-		{step: "component/weights/ready", places: []cutoff.Place{inside, after}},
-		{step: "component/model/release", places: all},
 		{step: "component/model/ready", places: []cutoff.Place{inside, after}},
+		{step: "component/envoy-gateway/ready", places: []cutoff.Place{inside}},
 		{step: "component/route/release", places: all},
 		{step: "component/route/ready", places: []cutoff.Place{before, after}},
 	}
@@ -82,7 +84,7 @@ func powerPoints() []point {
 		{step: "component/k3s/image", places: one},
 		{step: "component/base/manifests", places: one},
 		{step: "component/envoy-gateway/crds", places: one},
-		{step: "component/weights/ready", places: one},
+		{step: "machine/images", places: one},
 		{step: "component/model/ready", places: one},
 		{step: "component/route/release", places: one},
 	}
@@ -117,8 +119,8 @@ func installsCutOff() []point {
 		{step: "component/k3s/image", places: one},
 		{step: "component/base/secrets", places: []cutoff.Place{before}},
 		{step: "component/envoy-gateway/crds", places: one},
-		{step: "component/weights/ready", places: one},
-		{step: "component/model/release", places: []cutoff.Place{after}},
+		{step: "component/model/ready", places: one},
+		{step: "component/route/release", places: []cutoff.Place{before}},
 	}
 }
 
@@ -165,4 +167,27 @@ func number(seed uint64, groups ...[]trial) []trial {
 		}
 	}
 	return out
+}
+
+// chains puts the kills of llmbox's install whose end is a box into groups, each with
+// points from the whole of an install, in their order. All others stand alone.
+func chains(trials []trial, size int) [][]trial {
+	var alone, out [][]trial
+	var installs []trial
+	for _, t := range trials {
+		if t.Kills == install && t.Ends == installed {
+			installs = append(installs, t)
+		} else {
+			alone = append(alone, []trial{t})
+		}
+	}
+	groups := (len(installs) + size - 1) / size
+	for g := range groups {
+		var group []trial
+		for i := g; i < len(installs); i += groups {
+			group = append(group, installs[i])
+		}
+		out = append(out, group)
+	}
+	return append(out, alone...)
 }

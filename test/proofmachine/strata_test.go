@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -35,8 +36,29 @@ func TestSeries(t *testing.T) {
 				t.Errorf("%s: %d kills of %s, want %d", name, counts[k], k, n)
 			}
 		}
-		if series.all(1)[4].Fraction == series.all(2)[4].Fraction || series.all(1)[4].Fraction != series.all(1)[4].Fraction {
+		if again := series.all(1); reflect.DeepEqual(again, series.all(2)) || !reflect.DeepEqual(again, series.all(1)) {
 			t.Error("the seed does not decide the moments")
+		}
+	}
+}
+
+func TestChains(t *testing.T) {
+	for size, want := range map[int]int{1: 60, 5: 20, 7: 18, 100: 11} {
+		seen := map[int]bool{}
+		groups := chains(kills(1), size)
+		for _, group := range groups {
+			if len(group) > size {
+				t.Errorf("a chain of %d, want %d at most", len(group), size)
+			}
+			for i, tr := range group {
+				if seen[tr.Number] || i > 0 && (tr.Number <= group[i-1].Number || tr.Kills != install) {
+					t.Errorf("trial %d of chain %d", tr.Number, group[0].Number)
+				}
+				seen[tr.Number] = true
+			}
+		}
+		if len(seen) != 60 || len(groups) != want {
+			t.Errorf("%d trials in %d chains of %d, want %d", len(seen), len(groups), size, want)
 		}
 	}
 }
