@@ -77,6 +77,10 @@ func hostFindings(ctx context.Context, f *facts) []finding.Finding {
 			}
 		case "host.disk.pressure":
 			one.Causes = append(one.Causes, "host.disk.full")
+			// The kubelet has thresholds of its own, and says when they are reached.
+			if one.Severity == finding.Fail && f.withoutPressure() {
+				one.Severity = finding.Warn
+			}
 		case "host.first_boot":
 			one.Causes = append(one.Causes, "host.apt.busy")
 		case "gpu.xid.154":

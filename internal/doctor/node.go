@@ -109,6 +109,22 @@ func judgePressure(f *facts) []finding.Finding {
 	return fail(strings.Join(slices.DeleteFunc(measured, func(s string) bool { return s == "" }), "; "), fix, evidence...)
 }
 
+// withoutPressure says whether every node was heard to have no pressure of its disks.
+func (f *facts) withoutPressure() bool {
+	heard := 0
+	for _, n := range f.nodes {
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeDiskPressure {
+				if c.Status != corev1.ConditionFalse {
+					return false
+				}
+				heard++
+			}
+		}
+	}
+	return heard > 0
+}
+
 func (f *facts) diskSaid(disks []snapshot.Disk) string {
 	for _, d := range disks {
 		if strings.HasPrefix(d.Path, "/var/lib/rancher") && d.TotalBytes > 0 {
