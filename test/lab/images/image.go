@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -157,7 +158,38 @@ func NewRegistry(dir string, images []Image) (*Registry, error) {
 func (r *Registry) Served() []Served { return r.served }
 
 // ServeHTTP implements http.Handler.
-func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) { r.handler.ServeHTTP(w, req) }
+func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	r.handler.ServeHTTP(w, r.closed(req))
+}
+
+// closed says where a range without an end ends: the handler knows only those that have
+// one, and containerd asks for the rest of a blob whose download was cut off.
+func (r *Registry) closed(req *http.Request) *http.Request {
+	var start int64
+	asked := req.Header.Get("Range")
+	if _, err := fmt.Sscanf(asked, "bytes=%d-", &start); err != nil || !strings.HasSuffix(asked, "-") {
+		return req
+	}
+	h, err := v1.NewHash(path.Base(req.URL.Path))
+	if err != nil {
+		return req
+	}
+	open, ok := r.blobs.find(h)
+	if !ok {
+		return req
+	}
+	content, size, err := open()
+	if err != nil {
+		return req
+	}
+	_ = content.Close()
+	if start >= size {
+		return req
+	}
+	req = req.Clone(req.Context())
+	req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", start, size-1))
+	return req
+}
 
 // Serve answers on a listener until ctx ends.
 func (r *Registry) Serve(ctx context.Context, l net.Listener) error {

@@ -2,6 +2,7 @@ package images
 
 import (
 	"archive/tar"
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -96,6 +97,14 @@ func TestPull(t *testing.T) {
 	sum := sha256.Sum256(raw)
 	if "sha256:"+hex.EncodeToString(sum[:]) != manifest.Layers[0].Digest || len(raw) != manifest.Layers[0].Size {
 		t.Error("the layer is not what the manifest says")
+	}
+	// A download that was cut off goes on.
+	req := httptest.NewRequest(http.MethodGet, "/v2/docker.io/org/name/blobs/"+manifest.Layers[0].Digest, nil)
+	req.Header.Set("Range", "bytes=700-")
+	rest := httptest.NewRecorder()
+	r.ServeHTTP(rest, req)
+	if rest.Code != http.StatusPartialContent || !bytes.Equal(rest.Body.Bytes(), raw[700:]) {
+		t.Errorf("from byte 700 on: %d, %d bytes of %d", rest.Code, rest.Body.Len(), len(raw))
 	}
 	entries := map[string]*tar.Header{}
 	layer := tar.NewReader(strings.NewReader(string(raw)))
