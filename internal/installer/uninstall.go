@@ -1,16 +1,20 @@
 package installer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/llmbox-dev/llmbox/internal/chart"
 	"github.com/llmbox-dev/llmbox/internal/cluster"
 	"github.com/llmbox-dev/llmbox/internal/component"
 	"github.com/llmbox-dev/llmbox/internal/event"
@@ -113,6 +117,7 @@ func (r *Run) uninstallGuarded(ctx context.Context, o UninstallOptions, steps []
 		r.emit(event.Event{Type: event.StepDone, Step: path, Message: "removed", ElapsedMS: r.end(path, began)})
 	}
 	problems = append(problems,
+		r.removeStrays(ctx),
 		r.phase(leftoversStep, "Removing cluster-wide objects", func() (string, error) { return r.removeClusterObjects(ctx) }),
 		r.phase(namespacesStep, "Removing namespaces", func() (string, error) { return r.removeNamespaces(ctx) }))
 	return errors.Join(problems...)
@@ -139,6 +144,48 @@ func (r *Run) uninstallRelease(ctx context.Context, s Step) error {
 		r.log.Warn("custom resources did not go by themselves", "release", s.Name, "error", err)
 	}
 	return r.engine.Uninstall(ctx, s.Namespace, s.Name)
+}
+
+// removeStrays removes releases of llmbox's that this plan knows nothing of: components
+// that were installed once and are left out since. The last ones made go first.
+func (r *Run) removeStrays(ctx context.Context) error {
+	strays, err := r.strays(ctx)
+	problems := []error{err}
+	for _, name := range strays {
+		path := "component/" + name.Name
+		began := r.begin(path, "Removing release "+name.Namespace+"/"+name.Name+", which is no part of the box any more")
+		bounded, cancel := context.WithTimeout(ctx, releaseGone)
+		err := r.engine.Uninstall(bounded, name.Namespace, name.Name)
+		cancel()
+		if err != nil {
+			problems = append(problems, err)
+			r.fail(path, began, err)
+			continue
+		}
+		r.emit(event.Event{Type: event.StepDone, Step: path, Message: "removed", ElapsedMS: r.end(path, began)})
+	}
+	return errors.Join(problems...)
+}
+
+// strays finds such releases by their records, which bear llmbox's digest.
+func (r *Run) strays(ctx context.Context) ([]cluster.ReleaseName, error) {
+	planned := r.plan.releases()
+	made := map[cluster.ReleaseName]time.Time{}
+	for _, namespace := range r.namespaces() {
+		records, err := r.client.Kube.CoreV1().Secrets(namespace).List(ctx, metav1.ListOptions{LabelSelector: "owner=helm," + chart.DigestLabel})
+		if err != nil {
+			return nil, fmt.Errorf("looking for releases in namespace %s: %w", namespace, cluster.Classify(err))
+		}
+		for _, record := range records.Items {
+			name := cluster.ReleaseName{Namespace: namespace, Name: record.Labels["name"]}
+			if at := record.CreationTimestamp.Time; name.Name != "" && !slices.Contains(planned, name) && !made[name].After(at) {
+				made[name] = at
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Keys(made), func(a, b cluster.ReleaseName) int {
+		return cmp.Or(made[b].Compare(made[a]), cmp.Compare(a.Name, b.Name))
+	}), nil
 }
 
 // removeClusterObjects removes what operators left behind at run time, and the
