@@ -66,9 +66,23 @@ func (k *keda) reconcile(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// certificates fills the Secret that KEDA's other two pods mount.
+// certificates fills the Secret that KEDA's other two pods mount, under the name that the
+// operator is given.
 func (k *keda) certificates(ctx context.Context, r *role) error {
-	if s := k.get(secrets, kedaNamespace, "kedaorg-certs"); s != nil && len(sub(s.Object, "data")) > 0 {
+	name := "kedaorg-certs"
+	if d := k.get(deployments, kedaNamespace, "keda-operator"); d != nil {
+		containers, _, _ := unstructured.NestedSlice(d.Object, "spec", "template", "spec", "containers")
+		for _, c := range containers {
+			of, _ := c.(map[string]any)
+			args, _, _ := unstructured.NestedStringSlice(of, "args")
+			for _, arg := range args {
+				if given, ok := strings.CutPrefix(arg, "--cert-secret-name="); ok {
+					name = given
+				}
+			}
+		}
+	}
+	if s := k.get(secrets, kedaNamespace, name); s != nil && len(sub(s.Object, "data")) > 0 {
 		return nil
 	}
 	certificate, key, err := k.ca.pair("keda-operator." + kedaNamespace + ".svc")
@@ -77,7 +91,7 @@ func (k *keda) certificates(ctx context.Context, r *role) error {
 	}
 	return r.ensure(ctx, secrets, map[string]any{
 		"apiVersion": "v1", "kind": "Secret", "type": "Opaque",
-		"metadata": map[string]any{"name": "kedaorg-certs", "namespace": kedaNamespace},
+		"metadata": map[string]any{"name": name, "namespace": kedaNamespace},
 		"data":     map[string]any{"ca.crt": k.ca.bundle, "tls.crt": certificate, "tls.key": key},
 	})
 }
