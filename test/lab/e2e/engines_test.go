@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/big"
 	"net"
 	"net/http"
@@ -108,13 +109,19 @@ func TestJobImageIsMissing(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(poor)) })
 	must(t, os.Chmod(poor, 0o755)) // #nosec G302 -- a folder of programs
-	entries, err := os.ReadDir(full)
-	must(t, err)
-	for _, e := range entries {
-		if e.Name() != "helm-job-standin" {
-			must(t, os.Link(filepath.Join(full, e.Name()), filepath.Join(poor, e.Name())))
+	must(t, filepath.WalkDir(full, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || path == full || d.Name() == "helm-job-standin" {
+			return err
 		}
-	}
+		rel, err := filepath.Rel(full, path)
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			return os.Mkdir(filepath.Join(poor, rel), 0o755) // #nosec G301 -- a folder of programs
+		}
+		return os.Link(path, filepath.Join(poor, rel))
+	}))
 	lab := startLab(t, bin, "--helm-controller", "--programs", poor)
 	b := box{t: t, bin: bin, lab: lab, file: boxFile(t, lab.Hub)}
 	r := b.install(nil, "--without", "envoy-gateway,route", "--engine", "helmchart")
@@ -318,6 +325,13 @@ func (b box) troubles(engine string) {
 		t.Logf("while it waits: %s", said)
 		if r.code != 130 || !strings.Contains(said, "docker.io/nobody/nothing:1") {
 			t.Errorf("it ended with %d and had said %q", r.code, said)
+		}
+		// Whoever asks later is told the same.
+		status, err := attempt(t.Context(), time.Minute, filepath.Join(b.bin, "llmbox-lab"), "exec", "--dir", b.lab.Dir, "--",
+			filepath.Join(b.bin, "llmbox"), "status", "--kubeconfig", b.lab.Kubeconfig)
+		t.Logf("llmbox status: %v\n%s", err, status)
+		if !bytes.Contains(status, []byte("docker.io/nobody/nothing:1")) {
+			t.Error("the status does not name the image")
 		}
 	})
 	b.t.Run("none", func(t *testing.T) {
