@@ -11,7 +11,7 @@ places -type f -print0 | xargs -0 -r sha256sum --
 echo "## mount"
 awk '{ sep = 0; for (i = 7; i <= NF; i++) if ($i == "-") sep = i; print $5, $4, $(sep + 1) }' /proc/self/mountinfo
 echo "## link"
-ip -o link show | sed 's/^[0-9]*: //; s/ qlen .*//; s/\\.*//'
+ip -o link show | sed 's/^[0-9]*: //; s/@if[0-9]*//; s/ qlen .*//; s/\\.*//'
 echo "## address"
 ip -o address show | sed 's/^[0-9]*: //; s/ valid_lft .*//'
 echo "## route"
