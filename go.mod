@@ -30,7 +30,12 @@ require (
 	sigs.k8s.io/yaml v1.6.0
 )
 
-require github.com/klauspost/compress v1.19.1 // indirect
+require (
+	github.com/docker/cli v29.6.2+incompatible // indirect
+	github.com/docker/docker-credential-helpers v0.9.5 // indirect
+	github.com/klauspost/compress v1.19.1
+	github.com/sirupsen/logrus v1.9.4 // indirect
+)
 
 require (
 	dario.cat/mergo v1.0.1 // indirect
