@@ -323,3 +323,42 @@ func withoutKey(ctx context.Context, door installer.Door) int {
 	_ = resp.Body.Close()
 	return resp.StatusCode
 }
+
+// printShortDiagnosis says in two lines why a box is not ready, as doctor sees it. It is
+// a courtesy: what it can't find out it leaves to doctor.
+func (a *app) printShortDiagnosis(ctx context.Context, cmd *cobra.Command) {
+	if a.output == "json" || runtime.GOOS != "linux" {
+		return
+	}
+	facts, err := a.boxFacts(ctx, cmd, doctorFlags{offline: true, gpuTimeout: doctorGPUTimeout})
+	if err != nil {
+		return
+	}
+	if line := shortDiagnosis(doctor.JudgeWith(ctx, facts, doctor.Options{})); line != "" {
+		_, _ = fmt.Fprintf(a.env.Stdout, "\n%s\n", line)
+	}
+}
+
+// shortDiagnosis is the first root with what mends it; empty where nothing failed.
+func shortDiagnosis(found []finding.Finding) string {
+	var first finding.Finding
+	more := 0
+	for _, f := range found {
+		if f.Severity != finding.Fail || len(f.Causes) > 0 {
+			continue
+		}
+		if first.ID == "" {
+			first = f
+		} else {
+			more++
+		}
+	}
+	if first.ID == "" {
+		return ""
+	}
+	line := fmt.Sprintf("Cause     %s (%s): %s\nTo mend   %s", first.Title, first.ID, first.Measured, first.Fix)
+	if more > 0 {
+		line += fmt.Sprintf("\n          and %d more: llmbox doctor", more)
+	}
+	return line
+}

@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/llmbox-dev/llmbox/internal/doctor"
 	"github.com/llmbox-dev/llmbox/internal/snapshot"
 )
 
@@ -133,6 +134,26 @@ func TestDoctorUsage(t *testing.T) {
 	} {
 		if got := run(t, nil, "", args...); got.code != exitUsage {
 			t.Errorf("%v ends with %d: %s", args, got.code, got.stderr)
+		}
+	}
+}
+
+// The short form names the root and what mends it, and nothing of a box that is well.
+func TestShortDiagnosis(t *testing.T) {
+	judged := func(change func(*snapshot.Snapshot)) string {
+		s, err := snapshot.Load(boxSnapshot(t, change))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return shortDiagnosis(doctor.Judge(s))
+	}
+	if got := judged(nil); got != "" {
+		t.Errorf("a box that is well: %q", got)
+	}
+	got := judged(brokenModel)
+	for _, want := range []string{"model.kv_cache", "77072", "To mend   sudo llmbox install"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q lacks %q", got, want)
 		}
 	}
 }

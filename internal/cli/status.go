@@ -68,6 +68,7 @@ func (a *app) runStatus(cmd *cobra.Command, flags *boxFlags) error {
 		err = a.printStatus(doc)
 	}
 	if err == nil && missing > 0 {
+		a.printShortDiagnosis(ctx, cmd)
 		err = fmt.Errorf("%d of %d components: %w", missing, len(doc.Components), installer.ErrNotReady)
 	}
 	return err

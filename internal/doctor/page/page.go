@@ -52,6 +52,7 @@ type data struct {
 	Roots       []root
 	Well        []finding.Finding
 	Notes       []finding.Finding
+	Unjudged    []finding.Finding
 	Counts      string
 	Versions    []row
 	Events      []moment
@@ -108,6 +109,8 @@ func gather(s *snapshot.Snapshot, found []finding.Finding) data {
 				d.Roots[i].Follows = append(d.Roots[i].Follows, f)
 			}
 		case bad(f):
+		case f.State == finding.Unreadable:
+			d.Unjudged = append(d.Unjudged, f)
 		case f.Severity == finding.Info, f.State == finding.Wait:
 			d.Notes = append(d.Notes, f)
 		case f.State == finding.Judged:
