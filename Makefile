@@ -100,6 +100,10 @@ e2e: lab-machine ## Install on a real node, one token, uninstall, no trace (root
 e2e-full: lab-node-full lab-machine ## Install everything on a real node and let it work (root; an hour and a half, and an hour of compiling once)
 	cd test/lab && LLMBOX_E2E=full go test -count=1 -v -timeout 150m $(TEST) ./e2e
 
+.PHONY: e2e-systemd
+e2e-systemd: lab-machine ## Have a real systemd in a container run what llmbox installs (root; systemd-container, debootstrap)
+	cd test/lab && LLMBOX_E2E=full go test -count=1 -v -timeout 40m -run '^TestSystemd$$' ./e2e
+
 .PHONY: rehearse
 rehearse: lab ## Run the whole install against a real API server (ARGS='--gpu h100 --gpus 8')
 	bin/llmbox rehearse $(ARGS)
