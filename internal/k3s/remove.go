@@ -250,6 +250,7 @@ func (d *remover) actions() []Removal {
 		{Name: "mounts", Title: "unmount the pods' volumes", look: d.lookMounts, act: d.unmount},
 		{Name: "namespaces", Title: "remove the pods' network namespaces", look: d.lookNamespaces, act: d.removeNamespaces},
 		{Name: "links", Title: "remove network links", look: d.lookLinks, act: d.removeLinks},
+		{Name: "routes", Title: "remove routes to other nodes' pods", look: d.lookRoutes, act: d.removeRoutes},
 		{Name: "rules", Title: "remove packet filter rules", look: d.lookRules, act: d.removeRules},
 		{Name: "cgroups", Title: "remove control groups", look: d.lookCgroups, act: d.removeCgroups},
 		{Name: "units", Title: "remove the service", look: d.lookUnits, act: d.removeUnits},

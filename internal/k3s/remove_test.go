@@ -270,7 +270,15 @@ func installedMachine(t *testing.T, prepare func(m *Machine)) (m *Machine, p *pr
 	if prepare != nil {
 		prepare(m)
 	}
+	far := "10.42.1.0/24 via 10.0.0.7 dev eth0 \n"
 	p.answers["ip"] = func(args []string) (string, int) {
+		switch {
+		case args[0] == "-4":
+			return "default via 10.0.0.254 dev eth0 proto dhcp\n10.42.0.0/24 dev cni0 proto kernel\n192.168.0.0/16 via 10.0.0.9 dev eth0\n" + far, 0
+		case args[0] == "route":
+			far = ""
+			return "", 0
+		}
 		return "", map[bool]int{true: 0, false: 1}[os.RemoveAll(m.at("/sys/class/net/"+args[2])) == nil]
 	}
 	before = tree(t, m)
@@ -285,7 +293,7 @@ func installedMachine(t *testing.T, prepare func(m *Machine)) (m *Machine, p *pr
 		DefaultDataDir + "/server/token": "t", DefaultDataDir + "/server/db/state.db": "d", DefaultDataDir + "/storage/pvc-1/model": "weights",
 		DefaultDataDir + "/agent/containerd/x/y/z": "layer", DefaultDataDir + "/agent/etc/cni/net.d/10-flannel.conflist": `{"name": "cbr0", "plugins": []}`,
 		Kubeconfig: "kind: Config\n", "/etc/rancher/node/password": "p", NodeIPFile: marker + "\nnode-ip: 10.0.0.1\n",
-		"/run/k3s/containerd/containerd.sock": "", "/run/flannel/subnet.env": "FLANNEL_MTU=1450\n", "/var/lib/kubelet/pods/p1/etc-hosts": "h", "/var/lib/kubelet/config": "c",
+		"/run/k3s/containerd/containerd.sock": "", "/run/flannel/subnet.env": "FLANNEL_NETWORK=10.42.0.0/16\nFLANNEL_MTU=1450\n", "/var/lib/kubelet/pods/p1/etc-hosts": "h", "/var/lib/kubelet/config": "c",
 		"/var/log/pods/p1/0.log": "l", "/var/log/containers/c.log": "l", "/var/lib/cni/networks/cbr0/10.42.0.5": "aa",
 		"/var/lib/cni/results/cbr0-aa-eth0": `{"netns": "/var/run/netns/cni-1111"}`, "/run/netns/cni-1111": "", "/run/netns/cni-2222": "",
 		"/var/lib/cni/results/cni-loopback-aa-lo": `{"cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_NAMESPACE", "llm"]]}`, "/run/containerd/s/aa": "", "/run/containerd/s/bb": "",
@@ -399,7 +407,7 @@ func TestNothingIsLeft(t *testing.T) {
 		t.Errorf("unmounted %q", k.unmounted)
 	}
 	ran := strings.Join(p.changes(), "\n")
-	for _, want := range []string{"systemctl stop k3s.service", "systemctl disable --no-reload k3s.service", "systemctl daemon-reload", "systemctl stop kubepods.slice", "ip link delete veth1\nip link delete cni0\nip link delete flannel.1"} {
+	for _, want := range []string{"systemctl stop k3s.service", "systemctl disable --no-reload k3s.service", "systemctl daemon-reload", "systemctl stop kubepods.slice", "ip link delete veth1\nip link delete cni0\nip link delete flannel.1", "ip route delete 10.42.1.0/24 via 10.0.0.7 dev eth0"} {
 		if !strings.Contains(ran, want) {
 			t.Errorf("did not %s:\n%s", want, ran)
 		}

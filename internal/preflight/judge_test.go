@@ -230,3 +230,26 @@ func TestArrangeKeepsFailuresBehindWarnings(t *testing.T) {
 		t.Errorf("%v, first %s", got, found[0].ID)
 	}
 }
+
+// The ways to the pods of other nodes are no networks of somebody else, once there is a
+// box; everything else in the cluster's networks still is.
+func TestRoutesOfTheBoxItself(t *testing.T) {
+	const head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+	for _, tt := range []struct {
+		name, line string
+		installed  bool
+		want       finding.Severity
+	}{
+		{"another node's pods", "ens5\t00012A0A\t0100630A\t0003\t0\t0\t0\t00FFFFFF\t0\t0\t0\n", true, finding.OK},
+		{"the same before there is a box", "ens5\t00012A0A\t0100630A\t0003\t0\t0\t0\t00FFFFFF\t0\t0\t0\n", false, finding.Fail},
+		{"a network that is wider", "wg0\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\t0\t0\t0\n", true, finding.Fail},
+		{"one in the services'", "wg0\t00002B0A\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\n", true, finding.Fail},
+	} {
+		s := snapshot.New()
+		s.AddFile("/proc/net/route", head+tt.line)
+		found := judgeOverlap(Facts{Snapshot: s, Need: Need{PodCIDR: "10.42.0.0/16", ServiceCIDR: "10.43.0.0/16", Installed: tt.installed}})
+		if len(found) != 1 || found[0].Severity != tt.want {
+			t.Errorf("%s: %+v", tt.name, found)
+		}
+	}
+}

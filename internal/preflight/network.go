@@ -393,6 +393,9 @@ func judgeOverlap(f Facts) []finding.Finding {
 		}
 	}
 	for _, r := range routes {
+		if f.Need.Installed && pods.Contains(r.network.Addr()) && r.network.Bits() >= pods.Bits() {
+			continue // the way to the pods of another node of this box
+		}
 		hit(r.network, r.device, at(t, r.device+" "+r.network.String()))
 	}
 	for _, i := range interfaces {

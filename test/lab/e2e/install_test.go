@@ -227,7 +227,7 @@ func (h *host) attempt(ctx context.Context, within time.Duration, args ...string
 	r := llmboxRun{args: args}
 	var out, said bytes.Buffer
 	cmd := exec.CommandContext(ctx, filepath.Join(h.bin, "llmbox-lab"), slices.Concat( // #nosec G204 -- the lab's own
-		[]string{"exec", "--dir", h.Dir, "--", "/root/llmbox"}, args, []string{"--output", "json"})...)
+		h.exec(), []string{"/root/llmbox"}, args, []string{"--output", "json"})...)
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &said, time.Second
 	began := time.Now()
 	err := cmd.Run()

@@ -173,6 +173,36 @@ kubelet-arg: [image-gc-high-threshold=100, image-gc-low-threshold=99, "eviction-
 type host struct {
 	lab
 	bin string
+	// machine names one of several; the only one where empty.
+	machine string
+}
+
+// others are the further machines of a lab.
+func (h *host) others() []*host {
+	var out []*host
+	for _, m := range h.Machines[1:] {
+		out = append(out, &host{lab: h.lab, bin: h.bin, machine: m.Name})
+	}
+	return out
+}
+
+// exec is how a program is run on the machine.
+func (h *host) exec() []string {
+	args := []string{"exec", "--dir", h.Dir}
+	if h.machine != "" {
+		args = append(args, "--machine", h.machine)
+	}
+	return append(args, "--")
+}
+
+// root is where the machine's files are.
+func (h *host) root() string {
+	for _, m := range h.Machines {
+		if m.Name == h.machine {
+			return m.Root
+		}
+	}
+	return h.Machines[0].Root
 }
 
 func startMachine(t *testing.T, bin string, more ...string) *host {
@@ -191,8 +221,8 @@ func startMachine(t *testing.T, bin string, more ...string) *host {
 	if err := json.NewDecoder(out).Decode(&h.Ready); err != nil {
 		t.Fatalf("the lab did not start: %v: %s", err, h.stderr)
 	}
-	if len(h.Machines) != 1 {
-		t.Fatalf("there are %d machines", len(h.Machines))
+	if len(h.Machines) == 0 {
+		t.Fatal("there are no machines")
 	}
 	t.Logf("machine up after %d ms", h.StartMS)
 	return h
@@ -202,7 +232,7 @@ func startMachine(t *testing.T, bin string, more ...string) *host {
 func (h *host) run(command ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(h.bin, "llmbox-lab"), append([]string{"exec", "--dir", h.Dir, "--"}, command...)...) // #nosec G204 -- the lab's own
+	cmd := exec.CommandContext(ctx, filepath.Join(h.bin, "llmbox-lab"), append(h.exec(), command...)...) // #nosec G204 -- the lab's own
 	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
 	return string(out), err
@@ -220,7 +250,7 @@ func (h *host) must(t *testing.T, command ...string) string {
 // write puts a file on the machine's disk.
 func (h *host) write(t *testing.T, path string, mode os.FileMode, content string) {
 	t.Helper()
-	full := filepath.Join(h.Machines[0].Root, path)
+	full := filepath.Join(h.root(), path)
 	must(t, os.WriteFile(full+".new", []byte(content), mode))
 	must(t, os.Chmod(full+".new", mode))
 	must(t, os.Rename(full+".new", full))

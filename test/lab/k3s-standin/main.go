@@ -8,6 +8,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -59,7 +61,11 @@ func run(args []string, log k3sserver.Logger) error {
 	case "ctr", "crictl", "kubectl":
 		return external(args[0], args[1:])
 	case "server":
-		return server(args[1:], log)
+		return node(args[1:], log, k3sserver.Run)
+	case "agent":
+		return node(args[1:], log, k3sserver.RunAgent)
+	case "token":
+		return token(args[1:])
 	}
 	return fmt.Errorf("the stand-in for k3s has no %q", args[0])
 }
@@ -91,7 +97,28 @@ func external(tool string, args []string) error {
 	return unix.Exec(path, append([]string{"ctr", "--address", k3sserver.ContainerdSocket, "--namespace", "k8s.io"}, args...), os.Environ())
 }
 
-func server(args []string, log k3sserver.Logger) error {
+// token does `token create`.
+func token(args []string) error {
+	if len(args) == 0 || args[0] != "create" {
+		return fmt.Errorf("the stand-in for k3s has no token %s", strings.Join(args, " "))
+	}
+	flags := flag.NewFlagSet("token create", flag.ContinueOnError)
+	ttl := flags.Duration("ttl", 24*time.Hour, "")
+	description := flags.String("description", "", "")
+	dataDir := flags.String("data-dir", "/var/lib/rancher/k3s", "")
+	kubeconfig := flags.String("kubeconfig", "/etc/rancher/k3s/k3s.yaml", "")
+	if err := flags.Parse(args[1:]); err != nil {
+		return err
+	}
+	made, err := k3sserver.CreateToken(context.Background(), *dataDir, *kubeconfig, *description, *ttl)
+	if err == nil {
+		_, err = fmt.Println(made)
+	}
+	return err
+}
+
+// node runs a server or an agent.
+func node(args []string, log k3sserver.Logger, run func(context.Context, k3sserver.Options) error) error {
 	config, err := k3sserver.ReadConfig(k3sserver.Source{Args: args, Env: os.Getenv, File: k3sserver.DefaultFile})
 	if err != nil {
 		return err
@@ -110,7 +137,7 @@ func server(args []string, log k3sserver.Logger) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	err = k3sserver.Run(ctx, k3sserver.Options{
+	err = run(ctx, k3sserver.Options{
 		Config: config, Programs: dir, Log: log, Output: os.Stderr,
 		Version: fmt.Sprintf("%s (stand-in, Kubernetes %s)", version, kubernetes),
 	})

@@ -14,10 +14,12 @@ import (
 	goyaml "go.yaml.in/yaml/v3"
 )
 
-// Config is what a server was asked for, by configuration files, flags and environment.
+// Config is what a server or an agent was asked for, by configuration files, flags and environment.
 type Config struct {
 	DataDir  string
 	NodeName string
+	// Server is the one that an agent joins.
+	Server string
 	// NodeIP is empty where nothing names it: the address on the way out is taken.
 	NodeIP                string
 	BindPort              int
@@ -53,7 +55,7 @@ type Config struct {
 
 // Source is where a configuration comes from.
 type Source struct {
-	// Args follow the word "server" on the command line.
+	// Args follow the word "server" or "agent" on the command line.
 	Args []string
 	// Env looks a variable of the environment up.
 	Env func(string) string
@@ -90,6 +92,7 @@ func keys() []key {
 	return []key{
 		{name: "data-dir", short: "d"},
 		{name: "node-name", env: "K3S_NODE_NAME"},
+		{name: "server", short: "s", env: "K3S_URL"},
 		{name: "node-ip", short: "i", kind: list},
 		{name: "https-listen-port"},
 		{name: "tls-san", kind: list},
@@ -352,6 +355,7 @@ func (said values) config(known map[string]key) (Config, error) {
 	c := Config{
 		DataDir:               text("data-dir", "/var/lib/rancher/k3s"),
 		NodeName:              text("node-name", ""),
+		Server:                text("server", ""),
 		NodeIP:                single("node-ip", ""),
 		TLSSANs:               words("tls-san"),
 		ClusterCIDR:           single("cluster-cidr", "10.42.0.0/16"),

@@ -210,7 +210,10 @@ func (s *server) start(ctx context.Context) error {
 		return err
 	}
 	s.run(ctx, "deploy", s.deploy)
-	s.run(ctx, "flannel", s.joinNetwork)
+	s.run(ctx, "flannel", func(ctx context.Context) error {
+		return s.joinNetwork(ctx, map[string]string{"node-role.kubernetes.io/control-plane": "true"})
+	})
+	s.run(ctx, "supervisor", s.supervise)
 	if !s.config.disables("servicelb") {
 		s.run(ctx, "servicelb-standin", func(ctx context.Context) error {
 			return kubenode.ServiceLB(ctx, s.admin, s.ip.String())
@@ -366,6 +369,20 @@ func (s *server) nodePassword(ctx context.Context) error {
 	})
 }
 
+// nodeUser is who a part of a node is to the API.
+type nodeUser struct {
+	file, user string
+	groups     []string
+}
+
+func nodeUsers(node string) []nodeUser {
+	return []nodeUser{
+		{"kubelet.kubeconfig", "system:node:" + node, []string{"system:nodes"}},
+		{"kubeproxy.kubeconfig", "system:kube-proxy", nil},
+		{"k3scontroller.kubeconfig", "system:k3s-controller", []string{"system:masters"}},
+	}
+}
+
 func (s *server) startNode(ctx context.Context) error {
 	home := home{s.layout}
 	ca, err := os.ReadFile(home.Join("pki", "ca.crt"))
@@ -377,14 +394,7 @@ func (s *server) startNode(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, k := range []struct {
-		file, user string
-		groups     []string
-	}{
-		{"kubelet.kubeconfig", "system:node:" + s.config.NodeName, []string{"system:nodes"}},
-		{"kubeproxy.kubeconfig", "system:kube-proxy", nil},
-		{"k3scontroller.kubeconfig", "system:k3s-controller", []string{"system:masters"}},
-	} {
+	for _, k := range nodeUsers(s.config.NodeName) {
 		if err := s.plane.WriteKubeconfig(s.agent(k.file), k.user, k.groups...); err != nil {
 			return err
 		}
@@ -392,6 +402,25 @@ func (s *server) startNode(ctx context.Context) error {
 	if err := s.plane.ServingCertificate(s.agent("serving-kubelet.crt"), s.agent("serving-kubelet.key"), s.config.NodeName, s.ip); err != nil {
 		return err
 	}
+	if err := s.startDaemons(); err != nil {
+		return err
+	}
+	controller := "--kubeconfig=" + s.agent("k3scontroller.kubeconfig")
+	if !s.config.NoHelmController && s.has("helm-controller") {
+		args := []string{controller, "--namespace=", "--controller-name=helm-controller",
+			"--node-name=" + s.config.NodeName, "--job-cluster-role=cluster-admin"}
+		if s.config.HelmJobImage != "" {
+			args = append(args, "--default-job-image="+s.config.HelmJobImage)
+		}
+		if err := s.daemons.start("helm-controller", s.programs.Path("helm-controller"), nil, args...); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// startDaemons starts what runs on each node.
+func (s *server) startDaemons() error {
 	kubelet, err := kubenode.KubeletConfig(map[string]any{
 		"address": "0.0.0.0",
 		"authentication": map[string]any{
@@ -438,17 +467,7 @@ func (s *server) startNode(ctx context.Context) error {
 			return err
 		}
 	}
-	if !s.config.NoHelmController && s.has("helm-controller") {
-		args := []string{controller, "--namespace=", "--controller-name=helm-controller",
-			"--node-name=" + s.config.NodeName, "--job-cluster-role=cluster-admin"}
-		if s.config.HelmJobImage != "" {
-			args = append(args, "--default-job-image="+s.config.HelmJobImage)
-		}
-		if err := s.daemons.start("helm-controller", s.programs.Path("helm-controller"), nil, args...); err != nil {
-			return err
-		}
-	}
-	return ctx.Err()
+	return nil
 }
 
 // has tells whether a program that is not needed is there.
@@ -460,18 +479,19 @@ func (s *server) has(program string) bool {
 	return true
 }
 
-// joinNetwork gives the node its role and waits for its subnet.
-func (s *server) joinNetwork(ctx context.Context) error {
-	label, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]string{
-		"node-role.kubernetes.io/control-plane": "true",
-	}}})
+// joinNetwork gives the node its role, waits for its subnet and leads to the others.
+func (s *server) joinNetwork(ctx context.Context, roles map[string]string) error {
+	label, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": roles}})
 	if err != nil {
 		return fmt.Errorf("encoding labels: %w", err)
 	}
 	for {
 		node, err := s.core.Nodes().Patch(ctx, s.config.NodeName, types.MergePatchType, label, metav1.PatchOptions{})
 		if err == nil && node.Spec.PodCIDR != "" {
-			return s.network(ctx, node.Spec.PodCIDR)
+			if err := s.network(ctx, node.Spec.PodCIDR); err != nil {
+				return err
+			}
+			return s.routes(ctx)
 		}
 		select {
 		case <-ctx.Done():
