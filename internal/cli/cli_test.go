@@ -141,10 +141,15 @@ func TestVersion(t *testing.T) {
 	if got := run(t, nil, "", "version"); got.code != 0 || !strings.HasPrefix(got.stdout, "llmbox 1.2.3-test ") {
 		t.Errorf("%+v", got)
 	}
-	var doc map[string]string
-	got := run(t, nil, "", "version", "--output", "json")
-	if err := json.Unmarshal([]byte(got.stdout), &doc); err != nil || doc["version"] != "1.2.3-test" || doc["platform"] == "" {
-		t.Errorf("%+v: %v", got, err)
+	for _, args := range [][]string{{"version", "--output", "json"}, {"version", "--json"}} {
+		var doc versionDoc
+		got := run(t, nil, "", args...)
+		if err := json.Unmarshal([]byte(got.stdout), &doc); err != nil || doc.Version != "1.2.3-test" || doc.Platform == "" {
+			t.Errorf("%+v: %v", got, err)
+		}
+		if doc.K3s == "" || doc.Components["envoy-gateway"] == "" {
+			t.Errorf("no versions of what it carries: %+v", doc)
+		}
 	}
 }
 

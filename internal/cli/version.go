@@ -8,26 +8,63 @@ import (
 
 	"github.com/spf13/cobra"
 
+	assets "github.com/llmbox-dev/llmbox/embed"
+	"github.com/llmbox-dev/llmbox/internal/component"
 	"github.com/llmbox-dev/llmbox/internal/report"
 )
 
 func (a *app) versionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:     "version",
-		Short:   "Print the version",
-		Example: "  llmbox version --output json",
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Long: `version prints the version of llmbox. As JSON it also says from which commit it was
+built, and which version of k3s and of each component it carries.`,
+		Example: "  llmbox version --json",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			if a.output == "json" {
-				return a.printJSON(map[string]string{
-					"version": a.env.Version, "commit": setting("vcs.revision"), "date": setting("vcs.time"),
-					"go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH,
-				})
+			if asJSON || a.output == "json" {
+				doc, err := a.versions()
+				if err != nil {
+					return err
+				}
+				return a.printJSON(doc)
 			}
 			_, err := fmt.Fprintf(a.env.Stdout, "llmbox %s %s/%s %s\n", a.env.Version, runtime.GOOS, runtime.GOARCH, runtime.Version())
 			return err
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "the same as --output json")
+	return cmd
+}
+
+// versionDoc is what `version --json` prints.
+type versionDoc struct {
+	Version    string            `json:"version"`
+	Commit     string            `json:"commit"`
+	Date       string            `json:"date"`
+	Go         string            `json:"go"`
+	Platform   string            `json:"platform"`
+	K3s        string            `json:"k3s"`
+	Components map[string]string `json:"components"`
+}
+
+func (a *app) versions() (versionDoc, error) {
+	table, err := component.LoadTable(assets.FS())
+	if err != nil {
+		return versionDoc{}, err
+	}
+	doc := versionDoc{
+		Version: a.env.Version, Commit: setting("vcs.revision"), Date: setting("vcs.time"),
+		Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
+		K3s: table.K3s.Shipped, Components: map[string]string{},
+	}
+	for _, c := range table.Components {
+		if c.Version.Shipped != "" {
+			doc.Components[c.Name] = c.Version.Shipped
+		}
+	}
+	return doc, nil
 }
 
 func setting(key string) string {

@@ -301,6 +301,7 @@ func TestStateGoesAndForeignFilesStay(t *testing.T) {
 		stays []string
 	}{
 		{"everything of ours", RemoveOptions{}, []string{"/var/lib/llmbox/choices.yaml", "/var/lib/llmbox/lock", "/var/lib/llmbox/bin/llmbox", "/var/lib/llmbox/models/a/b", "/var/log/llmbox/k3s.log", "/var/log/llmbox/run-1.ndjson"}, nil},
+		{"what the scripts left", RemoveOptions{}, []string{"/var/lib/llmbox/launch/hf-token", "/var/lib/llmbox/launch/ready", "/etc/systemd/system/llmbox-launch.service", "/etc/systemd/system/multi-user.target.wants/llmbox-launch.service", "/var/log/llmbox/launch.log", "/usr/local/share/bash-completion/completions/llmbox", "/usr/local/share/bash-completion/completions/other"}, []string{"/usr/local/share/bash-completion/completions/other"}},
 		{"data is kept", RemoveOptions{KeepData: true}, []string{"/var/lib/llmbox/choices.yaml", "/var/lib/llmbox/models/a/b", "/var/lib/llmbox/bin/llmbox"}, []string{"/var/lib/llmbox/models/a/b"}},
 		{"somebody's files", RemoveOptions{}, []string{"/var/lib/llmbox/lock", "/var/lib/llmbox/notes.txt", "/var/log/llmbox/mine.log"}, []string{"/var/lib/llmbox/notes.txt", "/var/log/llmbox/mine.log"}},
 		{"what was mended is remembered", RemoveOptions{}, []string{"/var/lib/llmbox/lock", "/var/lib/llmbox/repairs.json"}, []string{"/var/lib/llmbox/repairs.json"}},

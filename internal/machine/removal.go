@@ -22,6 +22,17 @@ const repairsFile = "repairs.json"
 // ownProgram is where llmbox's own script installs it.
 const ownProgram = "/usr/local/bin/llmbox"
 
+// byScripts is what llmbox's own scripts leave beside the binary: the shell completion,
+// and the unit that runs the first install with what it reads.
+func byScripts() []string {
+	return []string{
+		"/usr/local/share/bash-completion/completions/llmbox",
+		"/etc/systemd/system/multi-user.target.wants/llmbox-launch.service",
+		"/etc/systemd/system/llmbox-launch.service",
+		StateDir + "/launch",
+	}
+}
+
 // RemoveOptions say what an uninstall leaves.
 type RemoveOptions struct {
 	Box config.Box
@@ -95,6 +106,9 @@ func (h *Host) RemoveState(ctx context.Context, o RemoveOptions) (Removed, error
 	if !o.KeepProgram && h.o.Executable == ownProgram {
 		remove(ownProgram, false)
 	}
+	for _, name := range byScripts() {
+		remove(name, true)
+	}
 	logs, err := h.ownLogs(ctx, o.Box.Paths.Log)
 	problems = append(problems, err)
 	for _, name := range logs {
@@ -132,7 +146,7 @@ func (h *Host) ownLogs(ctx context.Context, dir string) ([]string, error) {
 	}
 	var out []string
 	for _, name := range names {
-		if strings.HasPrefix(name, "k3s.log") || strings.HasPrefix(name, "run-") && filepath.Ext(name) == ".ndjson" {
+		if name == "launch.log" || strings.HasPrefix(name, "k3s.log") || strings.HasPrefix(name, "run-") && filepath.Ext(name) == ".ndjson" {
 			out = append(out, path.Join(dir, name))
 		}
 	}
