@@ -31,6 +31,7 @@ Ctrl-C lets the step at work finish and saves; a second one stops at once.`,
   sudo llmbox install --model Qwen/Qwen3-8B --port 8081
   sudo llmbox install --fix --yes --config box.yaml --report run.html
   sudo llmbox install --k3s-binary /opt/k3s       no download of k3s
+  sudo llmbox install --bundle box.tar.zst        without any network
   llmbox install --kubeconfig ~/.kube/config      into an existing cluster
   sudo llmbox install --output json | jq -r 'select(.type=="step.done") | .step'`,
 		Args: noArgs,
@@ -46,6 +47,7 @@ Ctrl-C lets the step at work finish and saves; a second one stops at once.`,
 	}
 	flags.register(cmd)
 	here.register(cmd, &flags)
+	here.bundle.register(cmd)
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "show the plan and change nothing")
 	cmd.Flags().StringVar(&a.reportFile, "report", "", "write the timeline of the run to this HTML file")
 	return cmd
@@ -60,7 +62,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 
 // runInstall installs into a cluster that is there already.
 func (a *app) runInstall(cmd *cobra.Command, flags *boxFlags, here *machineFlags) (err error) {
-	for _, name := range []string{"k3s-binary", "init", "adopt", "fix"} {
+	for _, name := range []string{"k3s-binary", "init", "adopt", "fix", "bundle"} {
 		if cmd.Flags().Changed(name) {
 			return usageError{fmt.Errorf("--%s is about this machine, and a cluster was named", name), "leave out --" + name + ", or --kubeconfig, --context and KUBECONFIG"}
 		}

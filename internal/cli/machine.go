@@ -33,6 +33,8 @@ type machineFlags struct {
 	fix       bool
 	// upgrade says that versions may change.
 	upgrade bool
+	// bundle is where everything comes from; only install has it.
+	bundle bundleFlags
 }
 
 func (m *machineFlags) register(cmd *cobra.Command, box *boxFlags) {
@@ -88,6 +90,12 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 		return err
 	}
 	flags.machine = host
+	if here.bundle.file != "" {
+		if err := here.bundle.take(ctx, cmd, a, flags); err != nil {
+			return err
+		}
+		defer here.bundle.open.close()
+	}
 	name := "install"
 	if here.upgrade {
 		name = "upgrade"
@@ -101,7 +109,7 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 		return err
 	}
 	defer release()
-	look, err := a.lookAtHost(ctx, cmd, flags, preflightFlags{gpuTimeout: gpu.HangAfter, fix: here.fix, adopt: here.adopt, upgrade: here.upgrade})
+	look, err := a.lookAtHost(ctx, cmd, flags, preflightFlags{gpuTimeout: gpu.HangAfter, fix: here.fix, adopt: here.adopt, upgrade: here.upgrade, offline: here.bundle.file != ""})
 	if err != nil {
 		return err
 	}
@@ -115,10 +123,20 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 	}
 	var files *weights.Weights
 	if fits == nil {
-		if files, err = a.hostWeights(ctx, host, s, flags); err != nil {
+		if here.bundle.open != nil {
+			files, err = here.bundle.weights(ctx, host, s, flags)
+		} else {
+			files, err = a.hostWeights(ctx, host, s, flags)
+		}
+		if err != nil {
 			return err
 		}
 		if s, err = a.settle(ctx, cmd, flags, false, a.newLogger()); err != nil {
+			return err
+		}
+	}
+	if here.bundle.open != nil {
+		if err := here.bundle.holds(s); err != nil {
 			return err
 		}
 	}
@@ -137,15 +155,16 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 	}
 	defer report.Rescue(session.renderer)
 	defer func() { err = errors.Join(err, session.end()) }()
-	_, err = installer.Install(ctx, installer.Options{
-		Target: installer.Target{Plan: s.plan, Recorded: s.recorded},
-		Machine: &installer.Machine{
-			Host: host, Found: look.found, Want: s.wantMachine(here.adopt), Weights: files, Images: s.plan.PullOrder(),
-			Connect: func(ctx context.Context) (installer.Target, error) {
-				a.kubeconfig = k3s.Kubeconfig
-				return a.target(ctx, cmd, flags, session)
-			},
+	self := &installer.Machine{
+		Host: host, Found: look.found, Want: s.wantMachine(here.adopt), Weights: files, Images: s.plan.PullOrder(),
+		Connect: func(ctx context.Context) (installer.Target, error) {
+			a.kubeconfig = k3s.Kubeconfig
+			return a.target(ctx, cmd, flags, session)
 		},
+	}
+	here.bundle.into(self)
+	_, err = installer.Install(ctx, installer.Options{
+		Target: installer.Target{Plan: s.plan, Recorded: s.recorded}, Machine: self,
 		Version: a.env.Version, Ignore: here.ignore, Sink: session.sink, Log: session.log, Interrupt: session.interrupt,
 	})
 	return err

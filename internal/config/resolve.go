@@ -24,6 +24,9 @@ func (s Source) Kind() OriginKind { return s.kind }
 // Text is the value on one line.
 func (s Source) Text() string { return display(s.Value) }
 
+// Asked says whether this run was told the value: by a flag, the environment or a file.
+func (s Source) Asked() bool { return s.kind == FromFlag || s.kind == FromEnv || s.kind == FromFile }
+
 // Sources lists every settled value, in the order of the reference.
 type Sources []Source
 

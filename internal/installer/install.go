@@ -75,10 +75,14 @@ func (o Options) announce() []event.PlannedStep {
 			components[i].Needs = []string{k3sStep}
 		}
 	}
+	images := event.PlannedStep{Step: imagesStep, Title: "Container images", Needs: []string{machineStep}}
+	if o.Machine.Bundle != nil {
+		images = event.PlannedStep{Step: bundleStep, Title: "Bundle", Needs: []string{machineStep}}
+	}
 	return append([]event.PlannedStep{
 		{Step: machineStep, Title: "Preflight of this machine"},
 		{Step: k3sStep, Title: "k3s", Needs: []string{machineStep}},
-		{Step: imagesStep, Title: "Container images", Needs: []string{machineStep}},
+		images,
 		{Step: preflightStep, Title: "Preflight of the cluster", Needs: []string{k3sStep}},
 	}, components...)
 }
@@ -89,6 +93,9 @@ func (r *Run) install(ctx context.Context, o Options) error {
 		return r.guarded(ctx, o)
 	}
 	if err := r.admit(o); err != nil {
+		return err
+	}
+	if err := r.unpack(ctx, o); err != nil {
 		return err
 	}
 	defer r.startWeights(ctx, o.Machine.Weights, o.Interrupt)()

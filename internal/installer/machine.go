@@ -30,6 +30,8 @@ type Machine struct {
 	Found []finding.Finding
 	// Images are pulled from the moment that containerd answers, in this order.
 	Images []string
+	// Bundle is unpacked first; nil without one.
+	Bundle *Bundle
 	// Weights are brought to the machine itself, from the first moment on; nil leaves them
 	// to a Job in the cluster.
 	Weights *weights.Weights

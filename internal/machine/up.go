@@ -45,6 +45,8 @@ type Want struct {
 	Image string
 	// Adopt has llmbox use a k3s that somebody else installed.
 	Adopt bool
+	// Bundle is what a bundle brought; nothing is downloaded then.
+	Bundle *Brought
 	// Join is set for a machine that joins another.
 	Join *Join
 }
@@ -118,6 +120,11 @@ func (h *Host) Up(ctx context.Context, want Want, report k3s.Report) (Outcome, e
 	}
 	prepare := func(ctx context.Context) error {
 		changed, err := h.ensureBoot(init, out.Program, want.Box)
+		if err == nil && !record.Adopted {
+			var laid bool
+			laid, err = h.layImages(want)
+			changed = changed || laid
+		}
 		out.Changed = out.Changed || changed
 		if err != nil || image == nil {
 			return err
@@ -143,7 +150,17 @@ func (h *Host) Up(ctx context.Context, want Want, report k3s.Report) (Outcome, e
 			return out, err
 		}
 	}
-	if err := h.ready(ctx, m, want, settings, done, &out, report); err != nil || image == nil {
+	if !done.Started && !done.Restarted {
+		imported, err := h.importBundle(ctx, done.Binary.Path, want)
+		out.Changed = out.Changed || imported
+		if err != nil {
+			return out, err
+		}
+	}
+	if err := h.ready(ctx, m, want, settings, done, &out, report); err != nil {
+		return out, err
+	}
+	if err := h.pinImages(ctx, done.Binary.Path, want); err != nil || image == nil {
 		return out, err
 	}
 	if report != nil {
@@ -227,6 +244,7 @@ func (h *Host) binary(want Want) (k3s.WantBinary, error) {
 	if file := want.Box.K3s.BinaryPath; file != "" {
 		b.File = h.at(file)
 	}
+	want.Bundle.fromBundle(&b)
 	return b, nil
 }
 
