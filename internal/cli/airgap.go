@@ -53,6 +53,9 @@ func (t *trustFlags) register(cmd *cobra.Command, prefix string) {
 func (a *app) bundleCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "bundle", Short: "Carry a box to a machine without a network", Args: noArgs,
+		Example: `  llmbox bundle create --gpu l4 -o box.bundle       on a machine with a network
+  llmbox bundle verify box.bundle
+  sudo llmbox install --bundle box.bundle           on the one without`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	c.AddCommand(a.bundleCreateCommand(), a.bundleVerifyCommand())
