@@ -126,7 +126,7 @@ func TestJobImageIsMissing(t *testing.T) {
 	b := box{t: t, bin: bin, lab: lab, file: boxFile(t, lab.Hub)}
 	r := b.install(nil, "--without", "envoy-gateway,route", "--engine", "helmchart")
 	t.Log(r.text())
-	b.mustSay(r, 5, "component/weights/release", "docker.io/rancher/klipper-helm:latest", "ImagePull", "not found")
+	b.mustSay(r, 5, "component/weights/release", "docker.io/rancher/klipper-helm:latest", "ImagePull", "failed to resolve reference")
 	// The way out that the message names: a Helm that needs no image.
 	if r = b.install(nil, "--without", "envoy-gateway,route", "--engine", "helm"); r.code != 0 {
 		t.Errorf("with --engine helm it ended with %d\n%s", r.code, r.text())
