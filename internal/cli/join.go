@@ -161,18 +161,11 @@ func (a *app) runJoin(cmd *cobra.Command, flags *boxFlags, here *machineFlags, s
 		return err
 	}
 	flags.machine = host
-	release, err := a.takeMachine(ctx, cmd, flags, host, "join")
+	look, release, err := a.admit(ctx, cmd, flags, host, here, "join", preflightFlags{gpuTimeout: gpu.HangAfter, fix: here.fix, agent: true})
 	if err != nil {
 		return err
 	}
 	defer release()
-	look, err := a.lookAtHost(ctx, cmd, flags, preflightFlags{gpuTimeout: gpu.HangAfter, fix: here.fix, agent: true})
-	if err != nil {
-		return err
-	}
-	if err := verdict(look.found, here.ignore, false); err != nil && !errors.Is(err, installer.ErrCheckFailed) {
-		return err
-	}
 	s, err := a.settle(ctx, cmd, flags, false, a.newLogger())
 	if err != nil {
 		return err

@@ -100,7 +100,8 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 	if here.upgrade {
 		name = "upgrade"
 	}
-	release, err := a.takeMachine(ctx, cmd, flags, host, name)
+	look, release, err := a.admit(ctx, cmd, flags, host, here, name,
+		preflightFlags{gpuTimeout: gpu.HangAfter, fix: here.fix, adopt: here.adopt, upgrade: here.upgrade, offline: here.bundle.file != ""})
 	var locked *machine.LockedError
 	if errors.As(err, &locked) && locked.Holder.Log != "" && !here.upgrade {
 		return a.attach(ctx, host, locked.Holder)
@@ -109,31 +110,21 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 		return err
 	}
 	defer release()
-	look, err := a.lookAtHost(ctx, cmd, flags, preflightFlags{gpuTimeout: gpu.HangAfter, fix: here.fix, adopt: here.adopt, upgrade: here.upgrade, offline: here.bundle.file != ""})
-	if err != nil {
-		return err
-	}
-	fits := verdict(look.found, here.ignore, false)
-	if fits != nil && !errors.Is(fits, installer.ErrCheckFailed) {
-		return fits
-	}
 	s, err := a.settle(ctx, cmd, flags, false, a.newLogger())
 	if err != nil {
 		return err
 	}
 	var files *weights.Weights
-	if fits == nil {
-		if here.bundle.open != nil {
-			files, err = here.bundle.weights(ctx, host, s, flags)
-		} else {
-			files, err = a.hostWeights(ctx, host, s, flags)
-		}
-		if err != nil {
-			return err
-		}
-		if s, err = a.settle(ctx, cmd, flags, false, a.newLogger()); err != nil {
-			return err
-		}
+	if here.bundle.open != nil {
+		files, err = here.bundle.weights(ctx, host, s, flags)
+	} else {
+		files, err = a.hostWeights(ctx, host, s, flags)
+	}
+	if err != nil {
+		return err
+	}
+	if s, err = a.settle(ctx, cmd, flags, false, a.newLogger()); err != nil {
+		return err
 	}
 	if here.bundle.open != nil {
 		if err := here.bundle.holds(s); err != nil {
@@ -166,6 +157,45 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 	_, err = installer.Install(ctx, installer.Options{
 		Target: installer.Target{Plan: s.plan, Recorded: s.recorded}, Machine: self,
 		Version: a.env.Version, Ignore: here.ignore, Sink: session.sink, Log: session.log, Interrupt: session.interrupt,
+	})
+	return err
+}
+
+// admit looks at the machine and takes it for a run. One that does not fit is refused
+// before anything is written to it; what is to be mended first is mended under the lock.
+func (a *app) admit(ctx context.Context, cmd *cobra.Command, flags *boxFlags, host *machine.Host, here *machineFlags, name string, how preflightFlags) (look hostLook, release func(), err error) {
+	release = func() {}
+	first := here.fix || host.Locked()
+	if first {
+		if release, err = a.takeMachine(ctx, cmd, flags, host, name); err != nil {
+			return look, nil, err
+		}
+	}
+	if look, err = a.lookAtHost(ctx, cmd, flags, how); err == nil {
+		err = verdict(look.found, here.ignore, false)
+		if errors.Is(err, installer.ErrCheckFailed) {
+			err = a.refuse("llmbox "+name, look, here)
+		}
+	}
+	if err == nil && !first {
+		release, err = a.takeMachine(ctx, cmd, flags, host, name)
+	}
+	if err != nil && release != nil {
+		release()
+	}
+	return look, release, err
+}
+
+// refuse shows why the machine can't be taken, as the run that ends there.
+func (a *app) refuse(title string, look hostLook, here *machineFlags) (err error) {
+	_, session, err := a.start(context.Background(), title)
+	if err != nil {
+		return err
+	}
+	defer report.Rescue(session.renderer)
+	defer func() { err = errors.Join(err, session.end()) }()
+	_, err = installer.Refuse(installer.Options{
+		Machine: &installer.Machine{Found: look.found}, Ignore: here.ignore, Sink: session.sink, Log: session.log,
 	})
 	return err
 }

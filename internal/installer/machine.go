@@ -40,6 +40,17 @@ type Machine struct {
 	Connect func(ctx context.Context) (Target, error)
 }
 
+// Refuse shows why a machine can't become a box, as a run that ends there. Nothing is
+// written.
+func Refuse(o Options) (*event.Summary, error) {
+	began := time.Now()
+	r := NewRun(&Plan{}, nil, nil, nil, nil, o.Sink, o.Log)
+	r.emit(event.Event{Type: event.RunStarted, Message: "Looking at this machine", Plan: []event.PlannedStep{
+		{Step: machineStep, Title: "Preflight of this machine"},
+	}})
+	return r.ended(began, r.admit(o), withoutGates)
+}
+
 // Join makes the machine a further node of a box. It emits run.started and run.done as
 // Install does.
 func Join(ctx context.Context, o Options) (*event.Summary, error) {

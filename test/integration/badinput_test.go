@@ -94,7 +94,8 @@ func TestBadInput(t *testing.T) {
 			[]string{filepath.Join(dir, "absent")}, []string{"--kubeconfig FILE"}},
 		{"kubeconfig that is none", []string{"install", "--kubeconfig", testdata("config/malformed.yaml")}, exitUsage,
 			[]string{"malformed.yaml"}, []string{"--kubeconfig FILE"}},
-		{"no kubeconfig at all", []string{"install"}, exitUsage, []string{"kubeconfig"}, []string{"--kubeconfig FILE"}},
+		// An install without one is about the machine itself, which a test must not change.
+		{"no kubeconfig at all", []string{"status"}, exitUsage, []string{"kubeconfig"}, []string{"--kubeconfig FILE"}},
 		{"no such context", l.installArgs("--context", "elsewhere"), exitUsage, []string{"elsewhere"}, []string{"--context NAME"}},
 		{"unreachable API server", []string{"install", "--kubeconfig", l.kubeconfigFor(t, dir, "closed", closedPort(t), "")}, exitCheckFailed,
 			[]string{"can't be reached", "127.0.0.1:"}, []string{"get --raw /readyz"}},

@@ -295,10 +295,11 @@ func TestTruncated(t *testing.T) {
 						t.Fatalf("cut at byte %d of %d: %s", cut, len(whole), got)
 					}
 				}
-				// What the traps see of the whole one shows that they catch.
-				invocation{script: whole, shell: shell, path: traps, env: []string{"INSTALL_LLMBOX_URL=https://127.0.0.1:1", "LLMBOX_URL=https://127.0.0.1:1"}}.run(t)
-				if _, err := os.Stat(touched); err != nil {
-					t.Error("the whole script ran nothing that was watched")
+				// That the whole one is seen to run, without an address and so without doing
+				// anything, shows that a part would be. busybox has most tools inside.
+				got := invocation{script: whole, shell: shell, path: traps}.run(t)
+				if _, err := os.Stat(touched); err != nil && !strings.Contains(got.stderr, "llmbox: ") {
+					t.Errorf("nothing is seen of the whole script: %s", got)
 				}
 			})
 		}
