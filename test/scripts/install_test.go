@@ -206,6 +206,9 @@ func needRoot(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: the script installs as root")
 	}
+	if out, err := exec.CommandContext(t.Context(), "unshare", "-m", "true").CombinedOutput(); err != nil {
+		t.Skipf("needs mounts of its own, so that it installs nothing here: %v: %s", err, out)
+	}
 }
 
 func leftovers(t *testing.T, dirs ...string) {
