@@ -122,6 +122,39 @@ func stopBoot() host.Command {
 	return host.Command{Program: "systemctl", Args: []string{"stop", bootUnit}, Deadline: deadline}
 }
 
+// forgetUnits has systemd read its units anew where it still holds one of llmbox's whose
+// file is gone: after an uninstall that was cut off between the two. Otherwise it asks for
+// nothing, as a reload can take the GPUs from containers of others
+// (NVIDIA/nvidia-container-toolkit#48).
+func (h *Host) forgetUnits(ctx context.Context) error {
+	const deadline = 30 * time.Second
+	if _, err := h.files.Stat(ctx, "/run/systemd/system"); err != nil {
+		return nil //nolint:nilerr // no systemd that runs
+	}
+	systemctl := func(args ...string) (string, error) {
+		said, err := h.o.Runner.Run(ctx, host.Command{Program: "systemctl", Args: args, Deadline: deadline})
+		return string(said.Output), err
+	}
+	for _, unit := range []string{"k3s.service", "k3s-agent.service", bootUnit, launchUnit} {
+		said, err := systemctl("show", unit, "--property=LoadState,FragmentPath")
+		if err != nil {
+			return fmt.Errorf("asking systemd about %s: %w", unit, err)
+		}
+		if !strings.Contains(said, "LoadState=loaded\n") {
+			continue
+		}
+		_, fragment, _ := strings.Cut(said, "FragmentPath=")
+		if _, err := h.files.Stat(ctx, strings.TrimSpace(strings.SplitN(fragment, "\n", 2)[0])); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if _, err := systemctl("daemon-reload"); err != nil {
+			return fmt.Errorf("having systemd forget %s: %w", unit, err)
+		}
+		return nil
+	}
+	return nil
+}
+
 // Boot is how the box came back after a boot.
 type Boot struct {
 	BootID string    `json:"boot_id"`

@@ -340,6 +340,64 @@ func TestStateGoesAndForeignFilesStay(t *testing.T) {
 	}
 }
 
+// TestUnitsThatSystemdStillHolds has an uninstall that was cut off between the files of the
+// units and systemd's reading them anew.
+func TestUnitsThatSystemdStillHolds(t *testing.T) {
+	for name, tt := range map[string]struct {
+		holds   map[string]string
+		running bool
+		reloads int
+	}{
+		"none":                     {nil, true, 0},
+		"k3s, whose file is gone":  {map[string]string{"k3s.service": "/etc/systemd/system/k3s.service"}, true, 1},
+		"the boot's and the agent": {map[string]string{"k3s-agent.service": "/etc/systemd/system/k3s-agent.service", bootUnit: bootUnitFile}, true, 1},
+		"somebody's, which stays":  {map[string]string{"k3s.service": "/usr/lib/systemd/system/k3s.service"}, true, 0},
+		"no systemd that runs":     {map[string]string{"k3s.service": "/etc/systemd/system/k3s.service"}, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := rooted(t)
+			systemd := &unitsHeld{held: tt.holds}
+			h.o.Runner = systemd
+			for _, dir := range []string{"/usr/lib/systemd/system", "/run"} {
+				must(t, os.MkdirAll(h.at(dir), 0o700))
+			}
+			must(t, os.WriteFile(h.at("/usr/lib/systemd/system/k3s.service"), nil, 0o600))
+			if tt.running {
+				must(t, os.MkdirAll(h.at("/run/systemd/system"), 0o700))
+			}
+			must(t, os.MkdirAll(h.at(StateDir), 0o700))
+			must(t, os.WriteFile(h.at(StateDir+"/lock"), nil, 0o600))
+			for range 2 {
+				_, err := h.RemoveState(t.Context(), RemoveOptions{Box: testBox(t)})
+				must(t, err)
+			}
+			if systemd.reloads != tt.reloads {
+				t.Errorf("reloaded %d times, want %d", systemd.reloads, tt.reloads)
+			}
+		})
+	}
+}
+
+// unitsHeld is a systemd that holds units by their files until it is reloaded.
+type unitsHeld struct {
+	held    map[string]string
+	reloads int
+}
+
+func (u *unitsHeld) Run(_ context.Context, c host.Command) (host.Result, error) {
+	if c.Args[0] == "daemon-reload" {
+		u.reloads++
+		u.held = nil
+		return host.Result{}, nil
+	}
+	fragment, held := u.held[c.Args[1]]
+	state := "not-found"
+	if held {
+		state = "loaded"
+	}
+	return host.Result{Output: []byte("LoadState=" + state + "\nFragmentPath=" + fragment + "\n")}, nil
+}
+
 func TestHolderIsReadable(t *testing.T) {
 	h := rooted(t)
 	release, err := h.Lock("install", "")

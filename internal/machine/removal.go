@@ -19,6 +19,9 @@ import (
 // part of the box, and nothing else knows how to undo it.
 const repairsFile = "repairs.json"
 
+// launchUnit runs the first install where a script begins it.
+const launchUnit = "llmbox-launch.service"
+
 // ownProgram is where llmbox's own script installs it.
 const ownProgram = "/usr/local/bin/llmbox"
 
@@ -27,8 +30,8 @@ const ownProgram = "/usr/local/bin/llmbox"
 func byScripts() []string {
 	return []string{
 		"/usr/local/share/bash-completion/completions/llmbox",
-		"/etc/systemd/system/multi-user.target.wants/llmbox-launch.service",
-		"/etc/systemd/system/llmbox-launch.service",
+		"/etc/systemd/system/multi-user.target.wants/" + launchUnit,
+		"/etc/systemd/system/" + launchUnit,
 		StateDir + "/launch",
 	}
 }
@@ -109,6 +112,7 @@ func (h *Host) RemoveState(ctx context.Context, o RemoveOptions) (Removed, error
 	for _, name := range byScripts() {
 		remove(name, true)
 	}
+	problems = append(problems, h.forgetUnits(ctx))
 	logs, err := h.ownLogs(ctx, o.Box.Paths.Log)
 	problems = append(problems, err)
 	for _, name := range logs {

@@ -40,6 +40,10 @@ func TestSystemd(t *testing.T) {
 		took := m.llmbox(t, 0, m.installArgs()...)
 		t.Logf("install took %s", took.Round(100*time.Millisecond))
 		m.active(t)
+		// The unit is new to systemd; without this the counts of none below would say nothing.
+		if n := m.reloads(t); n != 1 {
+			t.Errorf("systemd was reloaded %d times, want once", n)
+		}
 	}) {
 		return
 	}
@@ -126,6 +130,9 @@ func TestSystemd(t *testing.T) {
 		m.must(t, "systemctl", "stop", "taken.service")
 		if code == 0 || !strings.Contains(out, "address already in use") {
 			t.Errorf("ended with %d and\n%s", code, out)
+		}
+		if said := lastError(out); !strings.Contains(said, "address already in use") {
+			t.Errorf("the run's error is %q", said)
 		}
 		t.Logf("said after %s: %s", took.Round(100*time.Millisecond), lastError(out))
 		m.llmbox(t, 0, m.installArgs()...)
