@@ -187,6 +187,13 @@ func (h *Helm) install(ctx context.Context, cfg *action.Configuration, r Release
 }
 
 func (h *Helm) upgrade(ctx context.Context, cfg *action.Configuration, r Release, digest, repaired string) (Outcome, error) {
+	before, err := unfinished(cfg, r.Namespace, r.Name)
+	if err != nil {
+		return Outcome{}, err
+	}
+	if client, ok := cfg.KubeClient.(*kube.Client); ok {
+		cfg.KubeClient = &mergingClient{Client: client, unfinished: before}
+	}
 	act := action.NewUpgrade(cfg)
 	act.Namespace = r.Namespace
 	act.Labels = map[string]string{DigestLabel: digest}

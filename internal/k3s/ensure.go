@@ -307,8 +307,8 @@ func (m *Machine) lookBefore(ctx context.Context, r *Record, dataDir string) err
 			return fmt.Errorf("looking at what is there: %w", err)
 		}
 		r.Before = append(r.Before, dir)
-		if dir == path.Dir(dataDir) {
-			// That can be any directory; nothing in it is looked for but the one of k3s.
+		if dir == path.Dir(dataDir) || dir == "/usr/libexec" {
+			// These can be anything's; nothing in them is looked for but the one of k3s.
 			continue
 		}
 		for _, name := range names {

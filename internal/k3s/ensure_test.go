@@ -2,6 +2,7 @@ package k3s
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -120,6 +121,16 @@ func TestRestartBySomebodyElse(t *testing.T) {
 	out, err = m.Ensure(t.Context(), want, nil)
 	if err != nil || !out.Restarted || strings.Join(out.Reasons, ", ") != DropInDir+"/20-mine.yaml came" {
 		t.Errorf("after a change: %+v, %v", out, err)
+	}
+	// And one whose start a run that was cut off did not note: the change is of the same
+	// second, but before it.
+	put(t, m, DropInDir+"/30-mine.yaml", "debug: true\n")
+	put(t, m, "/proc/sys/kernel/random/boot_id", "boot-4\n")
+	time.Sleep(50 * time.Millisecond)
+	systemd.begin()
+	put(t, m, "/proc/uptime", fmt.Sprintf("%d.%02d 9.99\n", systemd.ticks/100, systemd.ticks%100))
+	if out, err = m.Ensure(t.Context(), want, nil); err != nil || out.Restarted {
+		t.Errorf("after a start that was not noted: %+v, %v", out, err)
 	}
 }
 

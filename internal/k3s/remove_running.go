@@ -31,7 +31,8 @@ func (d *remover) lookService(ctx context.Context) (findings, error) {
 	if err != nil {
 		return findings{}, err
 	}
-	waiting := strings.HasPrefix(state.Detail, "activating") || strings.HasPrefix(state.Detail, "reloading")
+	// One that is just ending is started again where nobody stopped it.
+	waiting := strings.HasPrefix(state.Detail, "activating") || strings.HasPrefix(state.Detail, "reloading") || strings.HasPrefix(state.Detail, "deactivating")
 	if supervised, is := svc.(*supervisedService); is {
 		own, err := d.m.supervision(ctx, supervised.spec)
 		waiting = err == nil && own != nil && alive(own.Supervisor)

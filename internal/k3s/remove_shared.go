@@ -22,11 +22,24 @@ const (
 	runcStates  = "/run/containerd/runc/k8s.io"
 	mountState  = "/run/mount"
 	cniResults  = "/var/lib/cni/results"
+	// pluginDir is where the kubelet looks for plugins of volumes; it makes it anew
+	// (kubernetes/kubernetes pkg/volume/flexvolume/probe.go).
+	pluginDir = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec"
 )
 
 // sharedState are the directories above, the innermost first.
 func sharedState() []string {
-	return []string{runcStates, path.Dir(runcStates), shimSockets, path.Dir(shimSockets), mountState}
+	return append([]string{runcStates, path.Dir(runcStates), shimSockets, path.Dir(shimSockets), mountState}, pluginDirs()...)
+}
+
+// pluginDirs are the directory of the kubelet's plugins and those around it up to the one
+// that every machine has, the innermost first.
+func pluginDirs() []string {
+	var out []string
+	for dir := pluginDir; dir != "/usr"; dir = path.Dir(dir) {
+		out = append(out, dir)
+	}
+	return out
 }
 
 // lookShared finds what the shims of k3s left where other containers have theirs, too:
@@ -61,7 +74,11 @@ func (d *remover) lookShared(ctx context.Context) (findings, error) {
 			out.finds = append(out.finds, d.there(ctx, at)...)
 		}
 	}
-	out.finds = append(out.finds, d.empty(ctx, out.finds, sharedState()...)...)
+	dirs := sharedState()
+	if !d.b.alone {
+		dirs = slices.DeleteFunc(dirs, func(dir string) bool { return slices.Contains(pluginDirs(), dir) })
+	}
+	out.finds = append(out.finds, d.empty(ctx, out.finds, dirs...)...)
 	return out, nil
 }
 

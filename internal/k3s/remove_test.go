@@ -309,6 +309,9 @@ func installedMachine(t *testing.T, prepare func(m *Machine)) (m *Machine, p *pr
 			t.Fatal(err)
 		}
 	}
+	if err := os.MkdirAll(m.at(pluginDir), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	link(t, m, "/sys/class/net/veth1/master", "../cni0")
 	link(t, m, "/usr/local/bin/kubectl", "k3s")
 	link(t, m, "/usr/local/bin/crictl", "/usr/local/bin/k3s")
@@ -350,6 +353,7 @@ func TestSharedStateOfOthersStays(t *testing.T) {
 	others := map[string]string{
 		"/run/containerd/s/before": "", "/run/containerd/s/later": "", "/run/containerd/runc/k8s.io/theirs/state.json": `{"config": {"rootfs": "/run/containerd/io.containerd.runtime.v2.task/k8s.io/theirs/rootfs"}}`,
 		"/run/containerd/runc/moby/x/state.json": `{}`, "/var/lib/cni/results/cni-loopback-theirs-lo": `{"cniArgs": [["IgnoreUnknown", "1"]]}`, "/run/mount/utab": "x",
+		"/usr/libexec/kubernetes/kubelet-plugins/volume/exec/theirs~driver/driver": "x", "/usr/libexec/kubernetes/somebodys": "x",
 	}
 	m, _, _, _ := installedMachine(t, func(m *Machine) { put(t, m, "/run/containerd/s/before", "") })
 	for name, content := range others {

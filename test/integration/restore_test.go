@@ -1,13 +1,17 @@
 package integration
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/llmbox-dev/llmbox/internal/chart"
 	"github.com/llmbox-dev/llmbox/internal/config"
@@ -105,4 +109,70 @@ func TestFailedChangeIsTakenBack(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
+}
+
+// TestRevisionThatFailedLeavesNothing: Helm changes custom resources by the difference of
+// two manifests, and takes the last revision that came to its end for the first. What a
+// revision that did not has already brought in has to go all the same.
+func TestRevisionThatFailedLeavesNothing(t *testing.T) {
+	l := useLab(t)
+	ch, err := chart.LoadPath("testdata/changing-chart")
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine, err := installer.NewEngine(t.Context(), l.client, config.EngineHelm, "", logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := func(values map[string]any) chart.Release {
+		return chart.Release{Name: "changing", Namespace: "default", Chart: ch, Values: values}
+	}
+	t.Cleanup(func() {
+		if err := engine.Uninstall(context.WithoutCancel(t.Context()), "default", "changing"); err != nil {
+			t.Error(err)
+		}
+	})
+	services := l.client.Dynamic.Resource(schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"})
+	look := func(t *testing.T) string {
+		t.Helper()
+		service, err := services.Get(t.Context(), "v1.changing.example.com", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		priority, _, _ := unstructured.NestedInt64(service.Object, "spec", "groupPriorityMinimum")
+		plain, err := l.client.Kube.CoreV1().ConfigMaps("default").Get(t.Context(), "plain", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = l.client.Kube.CoreV1().ConfigMaps("default").Get(t.Context(), "extra", metav1.GetOptions{})
+		return fmt.Sprint(priority, service.GetAnnotations()["example.com/extra"], plain.Data, err == nil)
+	}
+	bad := map[string]any{"priority": 200, "extra": true, "memoryLimit": "1Mi"}
+	if _, err := engine.Apply(t.Context(), release(nil)); err != nil {
+		t.Fatal(err)
+	}
+	before := look(t)
+	for _, tt := range []struct {
+		name   string
+		values map[string]any
+		want   string
+	}{
+		{"what was there before", nil, before},
+		{"another one", map[string]any{"priority": 300}, strings.ReplaceAll(before, "100", "300")},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := engine.Apply(t.Context(), release(bad)); err == nil {
+				t.Fatal("it did not fail")
+			}
+			if half := look(t); half == before {
+				t.Fatalf("the failed revision changed nothing: %s", half)
+			}
+			if _, err := engine.Apply(t.Context(), release(tt.values)); err != nil {
+				t.Fatal(err)
+			}
+			if now := look(t); now != tt.want {
+				t.Errorf("there is now\n%s, want\n%s", now, tt.want)
+			}
+		})
+	}
 }

@@ -36,7 +36,8 @@ func churns(name string) bool {
 // written tells files whose content two installs have in common: what llmbox writes, the
 // programs, and the weights.
 func written(name string) bool {
-	if slices.Contains([]string{"/etc/rancher/k3s/k3s.yaml", "/etc/rancher/node/password", "/var/lib/llmbox/k3s.json", "/var/lib/llmbox/lock"}, name) {
+	// The lab gives each of its machines an identity of its own.
+	if slices.Contains([]string{"/etc/machine-id", "/etc/rancher/k3s/k3s.yaml", "/etc/rancher/node/password", "/var/lib/llmbox/k3s.json", "/var/lib/llmbox/lock"}, name) {
 		return false
 	}
 	return slices.ContainsFunc([]string{

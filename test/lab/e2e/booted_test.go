@@ -112,7 +112,8 @@ func newBooted(t *testing.T, bin string) *booted {
 	// A kubelet reads it, and a container has none.
 	must(t, os.WriteFile(filepath.Join(dir, "etc/tmpfiles.d/kmsg.conf"), []byte("c /dev/kmsg 0600 root root - 1:11\n"), 0o600))
 	// Of version 1's hierarchies a container may write to systemd's alone. These are the
-	// machine's own, seen from their roots by its namespace.
+	// machine's own, seen from their roots by its namespace. And /sys/class/net is that of
+	// the network in which the container was made.
 	must(t, os.WriteFile(filepath.Join(dir, "etc/systemd/system/lab-cgroups.service"), []byte(`[Unit]
 DefaultDependencies=no
 Before=sysinit.target
@@ -120,6 +121,7 @@ Before=sysinit.target
 Type=oneshot
 RemainAfterExit=yes
 ExecStart=/bin/sh -c 'for d in /sys/fs/cgroup/*/; do mount -o remount,rw,bind $$d || true; done'
+ExecStart=/bin/sh -c 'mkdir -p /run/systemd/lab-sys && mount -t sysfs sysfs /run/systemd/lab-sys && for d in class/net devices/virtual/net; do mount --bind /run/systemd/lab-sys/$$d /sys/$$d; done'
 [Install]
 WantedBy=sysinit.target
 `), 0o600))
@@ -244,6 +246,9 @@ func (m *booted) boot(t *testing.T, number int) {
 		}
 		m.leader = strings.Fields(string(raw))[0]
 		if out, err := m.run("systemctl", "is-system-running"); err == nil || strings.Contains(out, "degraded") {
+			if links := m.must(t, "ls", "/sys/class/net"); !strings.Contains(links, "host0") {
+				t.Fatalf("the machine sees the links of another: %s", links)
+			}
 			return
 		}
 	}

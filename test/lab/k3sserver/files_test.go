@@ -199,6 +199,13 @@ func TestTokenStaysAndIsThatOfTheDatabase(t *testing.T) {
 	if err := os.Remove(l.server("token")); err != nil {
 		t.Fatal(err)
 	}
+	// As after a start that was cut off before the file was written.
+	if again, err := l.token(""); err != nil || again != first {
+		t.Errorf("without its file: %q, %v", again, err)
+	}
+	if err := os.Remove(l.server("cred", "passwd")); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := l.token(""); !errors.Is(err, ErrToken) {
 		t.Errorf("a lost token gave %v, want ErrToken: a new one is not the database's", err)
 	}

@@ -16,7 +16,7 @@ import (
 var ErrToken = errors.New("preparing server: failed to bootstrap cluster data: failed to reconcile with local datastore: bootstrap data already found and encrypted with different token")
 
 // token finds the secret with which others join: the one asked for, the one of a former
-// start, or a new one. One that is not the database's is refused: k3s keeps its keys in
+// start, also of one that was cut off, or a new one. One that is not the database's is refused: k3s keeps its keys in
 // there, encrypted with it.
 func (l layout) token(asked string) (string, error) {
 	secret := secretOf(asked)
@@ -26,6 +26,15 @@ func (l layout) token(asked string) (string, error) {
 			return "", fmt.Errorf("reading the token: %w", err)
 		}
 		secret = secretOf(string(raw))
+	}
+	// Before it is in its own file, which comes last, the secret is the server's password.
+	passwords := l.server("cred", "passwd")
+	if secret == "" {
+		raw, err := os.ReadFile(passwords) // #nosec G304 -- in the data directory
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("reading the passwords: %w", err)
+		}
+		secret, _, _ = strings.Cut(string(raw), ",")
 	}
 	if secret == "" {
 		var err error
@@ -39,6 +48,9 @@ func (l layout) token(asked string) (string, error) {
 	before, err := os.ReadFile(mark) // #nosec G304 -- in the data directory
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		if err := writeFile(passwords, secret+",server,server,k3s:server\n", 0o600); err != nil {
+			return "", err
+		}
 		return secret, writeFile(mark, now+"\n", 0o600)
 	case err != nil:
 		return "", fmt.Errorf("reading the database's token: %w", err)
