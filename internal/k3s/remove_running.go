@@ -170,7 +170,20 @@ func (d *remover) lookCgroups(ctx context.Context) (findings, error) {
 		}
 	}
 	if !d.b.alone && len(out.finds) > 0 {
-		return findings{stays: []string{brief(out.finds) + ": " + d.othersHere()}}, nil
+		out = findings{stays: []string{brief(out.finds) + ": " + d.othersHere()}}
+	}
+	if d.init != Systemd {
+		return out, nil
+	}
+	// systemd hears of it when its own version 2 group has become empty; in version 1's
+	// hierarchies it can miss that, as the service's last processes were not its children.
+	group := path.Join("system.slice", d.spec().Name()+".service")
+	for _, pattern := range []string{path.Join(cgroupDir, group), path.Join(cgroupDir, "*", group)} {
+		found, _, err := d.m.files.Glob(ctx, pattern)
+		if err != nil {
+			return findings{}, err
+		}
+		out.finds = append(out.finds, found...)
 	}
 	return out, nil
 }

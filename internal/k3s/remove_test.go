@@ -304,7 +304,7 @@ func installedMachine(t *testing.T, prepare func(m *Machine)) (m *Machine, p *pr
 	} {
 		put(t, m, name, content)
 	}
-	for _, group := range []string{"kubepods.slice/kubepods-burstable.slice/a", "kubepods.slice/b", "pids/kubepods/c"} {
+	for _, group := range []string{"kubepods.slice/kubepods-burstable.slice/a", "kubepods.slice/b", "pids/kubepods/c", "systemd/system.slice/k3s.service", "systemd/system.slice/ssh.service"} {
 		if err := os.MkdirAll(m.at("/sys/fs/cgroup/"+group), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -395,6 +395,11 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 	if d := differ(settledTree(before), settledTree(tree(t, m))); d != "" {
 		t.Errorf("not as before:\n%s", d)
+	}
+	for group, stays := range map[string]bool{"k3s.service": false, "ssh.service": true} {
+		if m.exists(t.Context(), "/sys/fs/cgroup/systemd/system.slice/"+group) != stays {
+			t.Errorf("the control group of %s is there: %t", group, !stays)
+		}
 	}
 	left := k.processes
 	for _, p := range left {

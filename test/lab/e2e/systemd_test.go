@@ -126,7 +126,7 @@ func TestSystemd(t *testing.T) {
 		m.until(t, time.Minute, "the port to be taken", func() bool {
 			return strings.Contains(m.must(t, "ss", "-Hltn", "sport = :6443"), ":6443")
 		})
-		out, code, took := m.attempt(m.installArgs("--ignore", "net.port_conflict")...)
+		out, code, took := m.attempt(m.installArgs("--ignore", "net.port_conflict,k3s.port_conflict")...)
 		m.must(t, "systemctl", "stop", "taken.service")
 		if code == 0 || !strings.Contains(out, "address already in use") {
 			t.Errorf("ended with %d and\n%s", code, out)
@@ -311,6 +311,8 @@ func bySystemd(diff []string) []string {
 		for _, place := range []string{
 			"/run/log/journal", "/var/log/journal", "/run/systemd", "/var/lib/systemd", "/root/box.yaml", "/run/dbus", "/run/udev",
 			"/tmp/systemd-private-", "/var/log/wtmp", "/run/utmp", "/run/agetty.reload",
+			// Settings of the kernel that pods need stay: whoever came later may need them too.
+			"/proc/sys/net/ipv4/ip_forward:", "/proc/sys/net/ipv4/conf/all/", "/proc/sys/net/ipv4/conf/default/", "/proc/sys/net/ipv4/conf/lo/",
 			// The container was booted anew meanwhile, at other addresses.
 			"host0", "/proc/kmsg ", "/proc/sys/kernel/random/boot_id ",
 		} {
