@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/client-go/dynamic"
 
+	"github.com/llmbox-dev/llmbox/internal/doctor"
 	"github.com/llmbox-dev/llmbox/internal/finding"
 	"github.com/llmbox-dev/llmbox/internal/repair"
 	"github.com/llmbox-dev/llmbox/internal/repair/record"
@@ -18,8 +19,10 @@ import (
 // mend lists what llmbox can mend of what doctor found, asks, does it and checks each.
 func (a *app) mend(ctx context.Context, facts *snapshot.Snapshot, found []finding.Finding) (changed bool, err error) {
 	out := a.talk()
-	actions := repair.Plan(found, facts, repair.Networks{Pods: "10.42.0.0/16", Services: "10.43.0.0/16"})
-	for _, d := range repair.PlanDeclined(found, facts, repair.Networks{}) {
+	var networks repair.Networks
+	networks.Pods, networks.Services = doctor.Networks(facts)
+	actions := repair.Plan(found, facts, networks)
+	for _, d := range repair.PlanDeclined(found, facts, networks) {
 		_, _ = fmt.Fprintf(out, "Not mended by llmbox: %s: %s\n", d.Finding, d.Why)
 	}
 	if len(actions) == 0 {

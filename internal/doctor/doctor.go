@@ -386,10 +386,17 @@ func hostChecks() []preflight.Check {
 	})
 }
 
-// Known says whether a check can return a finding of that id.
+// Networks are the pods' and the services' networks of the box, as its configuration of
+// k3s names them.
+func Networks(s *snapshot.Snapshot) (pods, services string) {
+	return (&facts{Snapshot: s}).networks()
+}
+
+// Known says whether a check can return a finding of that id, or could when the box was
+// installed: what was accepted then may be named to doctor too.
 func Known(id string) bool {
 	if _, ok := layersByID()[id]; ok {
 		return true
 	}
-	return slices.ContainsFunc(hostChecks(), func(c preflight.Check) bool { return c.ID == id || slices.Contains(c.Also, id) })
+	return slices.ContainsFunc(preflight.Checks(), func(c preflight.Check) bool { return c.ID == id || slices.Contains(c.Also, id) })
 }

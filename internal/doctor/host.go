@@ -158,7 +158,10 @@ func (f *facts) host() preflight.Facts {
 		}
 	}
 	need.Offline = len(need.Hosts) == 0
-	pods, services := f.networks()
-	need.PodCIDR, need.ServiceCIDR = pods, services
+	need.PodCIDR, need.ServiceCIDR = f.networks()
+	var service snapshot.Service
+	if state, _ := f.Probe(snapshot.ProbeService, &service); state == snapshot.Present {
+		need.OtherInit = service.Init == "supervised" || service.Init == "openrc"
+	}
 	return preflight.Facts{Snapshot: f.Snapshot, Need: need}
 }

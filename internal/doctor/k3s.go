@@ -28,7 +28,7 @@ func k3sChecks() []Check {
 			Fix: "sudo journalctl -u k3s -n 50 --no-pager",
 		},
 		{
-			ID: "k3s.service", Layer: LayerK3s, Title: "k3s", Reads: "state of the unit k3s", Rule: "active",
+			ID: "k3s.service", Layer: LayerK3s, Title: "k3s", Reads: "state of the unit k3s, or llmbox's own supervisor", Rule: "active",
 			Source: "docs.k3s.io/advanced, running k3s with systemd", Judge: judgeK3sService, Fix: "sudo systemctl start k3s",
 			Repair: "k3s.start", Causes: append(append(hostRoots, specific...), "k3s.start_failed"),
 		},
@@ -153,6 +153,9 @@ func (f *facts) k3sDown() (down, known bool) {
 	if known {
 		return down, known
 	}
+	if s, ok := f.supervised(); ok {
+		return !s.K3s, true
+	}
 	if f.had["nodes"] {
 		return false, true
 	}
@@ -161,6 +164,13 @@ func (f *facts) k3sDown() (down, known bool) {
 		return api.Error != "", true
 	}
 	return false, false
+}
+
+// supervised is how it is with a k3s that llmbox itself keeps running; ok is false where
+// something else does.
+func (f *facts) supervised() (s snapshot.Service, ok bool) {
+	state, _ := f.Probe(snapshot.ProbeService, &s)
+	return s, state == snapshot.Present && s.Init == "supervised"
 }
 
 func judgeK3sLog(f *facts) []finding.Finding {
@@ -256,7 +266,25 @@ func judgeK3sService(f *facts) []finding.Finding {
 		}
 		return fail(measured, "sudo systemctl start "+unit, evidence)
 	}
-	return nil
+	s, ok := f.supervised()
+	if !ok {
+		return nil
+	}
+	evidence := atProbe(snapshot.ProbeService, "", fmt.Sprintf("supervisor: %t, k3s: %t, exits: %d", s.Supervisor, s.K3s, s.Exits))
+	const again = "sudo llmbox install (it starts what keeps k3s running)"
+	switch {
+	case s.K3s && s.Supervisor:
+		return well("kept running by llmbox, process "+strconv.Itoa(s.PID), evidence)
+	case s.K3s:
+		return warn("k3s runs, and llmbox's supervisor, which would start it again, does not", again, evidence)
+	case s.Supervisor:
+		measured := "k3s does not stay up: it ended " + count(s.Exits, "time")
+		if s.Last != "" {
+			measured += ", last: " + oneLine(s.Last)
+		}
+		return fail(measured, "What it said last: sudo tail -n 50 /var/log/llmbox/k3s.log", evidence)
+	}
+	return fail("neither k3s nor llmbox's supervisor, which keeps it running, is there", again, evidence)
 }
 
 func judgeAPI(f *facts) []finding.Finding {

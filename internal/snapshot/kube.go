@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -139,16 +140,30 @@ func (c *collector) startKube(ctx context.Context) {
 			c.record(func(s *Snapshot) {
 				s.MarkUnreadable(strings.TrimSuffix(clusterDir, "/"), "the API server does not answer")
 			})
+			c.withoutKube(ctx, cfg)
 			return
 		}
 		c.answer(ProbeAPI, answer)
 		k := &kube{collector: c, rest: client.Discovery().RESTClient(), client: client, base: own, details: &sync.Mutex{}}
-		if u, err := url.Parse(cfg.Host); err == nil {
-			k.local = slices.Contains([]string{"127.0.0.1", "localhost", "::1"}, u.Hostname())
-		}
+		k.local = onLoopback(cfg)
 		// The further looks have the whole collection's time, not what is left of this one's.
 		k.start(ctx)
 	})
+}
+
+func onLoopback(cfg *rest.Config) bool {
+	u, err := url.Parse(cfg.Host)
+	return err == nil && slices.Contains([]string{"127.0.0.1", "localhost", "::1"}, u.Hostname())
+}
+
+// withoutKube takes the looks at this machine that otherwise go with those at the cluster:
+// why the API server is dead stands in certificates and with containerd.
+func (c *collector) withoutKube(ctx context.Context, cfg *rest.Config) {
+	if c.options.ClusterOnly || !onLoopback(cfg) && c.options.Root == "/" {
+		return
+	}
+	c.probe(ctx, ProbeCertificates, func(ctx context.Context) (any, error) { return c.fileCertificates(ctx), nil })
+	c.probe(ctx, ProbeDials, func(ctx context.Context) (any, error) { return c.dialContainerd(ctx, []Dial{}), nil })
 }
 
 func (k *kube) start(ctx context.Context) {
@@ -584,30 +599,62 @@ func (k *kube) stalled(ctx context.Context) float64 {
 // dials tries the ways that pods and k3s take on this machine.
 func (k *kube) dials(ctx context.Context) {
 	out := []Dial{}
-	dial := func(what, network, address string) {
-		begin := time.Now()
-		d := net.Dialer{Timeout: dialDeadline}
-		connection, err := d.DialContext(ctx, network, address)
-		one := Dial{What: what, Address: address, ElapsedMS: time.Since(begin).Milliseconds()}
-		if err != nil {
-			var op *net.OpError
-			if errors.As(err, &op) {
-				err = op.Err
-			}
-			one.Error = k.why(err, dialDeadline)
-		} else {
-			_ = connection.Close()
-		}
-		out = append(out, one)
-	}
 	if ip := k.clusterIP(ctx, "default", "kubernetes"); ip != "" {
-		dial("kubernetes service", "tcp", net.JoinHostPort(ip, "443"))
+		out = append(out, k.dial(ctx, "kubernetes service", "tcp", net.JoinHostPort(ip, "443"), nil))
 	}
-	const socket = "/run/k3s/containerd/containerd.sock"
-	if _, err := k.host.Stat(ctx, socket); err == nil && *k.options.UID == 0 {
-		dial("containerd", "unix", socket)
+	k.answer(ProbeDials, k.dialContainerd(ctx, out))
+}
+
+// containerdSocket is where k3s's containerd listens.
+const containerdSocket = "/run/k3s/containerd/containerd.sock"
+
+func (c *collector) dialContainerd(ctx context.Context, out []Dial) []Dial {
+	if _, err := c.host.Stat(ctx, containerdSocket); err != nil || *c.options.UID != 0 || c.options.Root != "/" {
+		return out
 	}
-	k.answer(ProbeDials, out)
+	return append(out, c.dial(ctx, "containerd", "unix", containerdSocket, greet))
+}
+
+func (c *collector) dial(ctx context.Context, what, network, address string, talk func(net.Conn) error) Dial {
+	ctx, cancel := context.WithTimeout(ctx, dialDeadline)
+	defer cancel()
+	begin := time.Now()
+	connection, err := new(net.Dialer).DialContext(ctx, network, address)
+	if err == nil {
+		if deadline, ok := ctx.Deadline(); ok {
+			err = connection.SetDeadline(deadline)
+		}
+		if err == nil && talk != nil {
+			err = talk(connection)
+		}
+		_ = connection.Close()
+	}
+	one := Dial{What: what, Address: address, ElapsedMS: time.Since(begin).Milliseconds()}
+	if err != nil {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = fmt.Errorf("takes connections and does not answer: %w", errSilent)
+		}
+		var op *net.OpError
+		if errors.As(err, &op) {
+			err = op.Err
+		}
+		one.Error = c.why(err, dialDeadline)
+	}
+	return one
+}
+
+// errSilent is what a program that is halted looks like: the kernel takes connections for it.
+var errSilent = fmt.Errorf("nothing within %s", dialDeadline)
+
+// greet begins HTTP/2, which gRPC is spoken over, and waits for the other side to begin it
+// too (RFC 9113, section 3.4).
+func greet(connection net.Conn) error {
+	const preface, settings = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+	if _, err := io.WriteString(connection, preface+settings); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(connection, make([]byte, 9))
+	return err
 }
 
 func (k *kube) clusterIP(ctx context.Context, namespace, name string) string {
@@ -711,6 +758,7 @@ func (c *collector) startBox(ctx context.Context) {
 	if c.options.Kube == nil {
 		c.probe(ctx, ProbeCertificates, func(ctx context.Context) (any, error) { return c.fileCertificates(ctx), nil })
 	}
+	c.probe(ctx, ProbeService, func(ctx context.Context) (any, error) { return c.service(ctx) })
 	c.spawn(ctx, probeDir+ProbePodDevices, 2*commandDeadline, func(bounded context.Context) { c.podDevices(bounded) })
 }
 

@@ -148,6 +148,8 @@ const (
 	ProbeModel = "model"
 	// ProbePodDevices is a list of PodDevices.
 	ProbePodDevices = "pod-devices"
+	// ProbeService is a Service.
+	ProbeService = "service"
 )
 
 // APIProbe is the API server asked for its version.
@@ -218,6 +220,22 @@ type ModelProbe struct {
 	// WaitedSeconds is how long none was running while some were waiting.
 	WaitedSeconds float64 `json:"stalled_seconds,omitempty"`
 	Error         string  `json:"error,omitempty"`
+}
+
+// Service is what llmbox chose to keep k3s running with, and, where that is llmbox itself,
+// how it is with it: no service manager is there to be asked.
+type Service struct {
+	// Init is "systemd", "openrc" or "supervised".
+	Init string `json:"init,omitempty"`
+	// Supervisor and K3s say whether those processes are there, as far as they were
+	// started since the machine booted.
+	Supervisor bool `json:"supervisor"`
+	K3s        bool `json:"k3s"`
+	// PID is k3s's.
+	PID int `json:"pid,omitempty"`
+	// Exits counts how often k3s ended by itself, Last says how it did so last.
+	Exits int    `json:"exits,omitempty"`
+	Last  string `json:"last,omitempty"`
 }
 
 // PodDevices is what a running container of a pod may use of the GPU, by the rules of
