@@ -39,6 +39,8 @@ type Options struct {
 	// what its model hub offers.
 	Machine bool
 	Model   string
+	// Args are further flags of llmbox-lab start.
+	Args []string
 	// Log gets what the lab says.
 	Log io.Writer
 }
@@ -79,6 +81,7 @@ func Start(ctx context.Context, o Options) (*Lab, error) {
 	if o.Machine {
 		args = append(args, "--size", "machine", "--model", o.Model)
 	}
+	args = append(args, o.Args...)
 	process := exec.Command(o.Program, args...) // #nosec G204 -- the project's own program
 	process.Stderr = o.Log
 	lifeline, err := process.StdinPipe()
