@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -87,9 +88,16 @@ func TestCanaries(t *testing.T) {
 		"/etc/environment", "/etc/systemd/system/k3s.service.env", "/etc/rancher/k3s/config.yaml", "/etc/rancher/k3s/registries.yaml", "/etc/rancher/k3s/k3s.yaml", "/etc/rancher/node/password",
 		"/var/lib/rancher/k3s/server/token", "/var/lib/rancher/k3s/server/tls/server-ca.key", "/var/lib/rancher/k3s/agent/containerd/containerd.log", "/var/log/llmbox/k3s.log",
 		"/etc/docker/daemon.json", "/etc/llmbox/config.yaml", "/var/lib/llmbox/credentials/hf-token", "/etc/apt/apt.conf.d/99proxy", "/var/lib/rancher/k3s/server/tls/serving.crt", "/root/.cache/huggingface/token",
+		"/proc/cmdline", "/etc/resolv.conf", "/etc/hosts", "/run/cloud-init/status.json",
 	} {
 		put(t, root, name, text)
 	}
+	quoted, err := json.Marshal(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, root, k3sRecord, `{"init":"supervised","hook":[`+string(quoted)+`]}`)
+	put(t, root, "/run/llmbox/k3s-supervisor.json", `{"supervisor":{"pid":1},"last":`+string(quoted)+`}`)
 	script := "#!/bin/sh\ncat <<'THEEND'\n" + text + "THEEND\n"
 	for _, name := range []string{"journalctl", "dmesg", "iptables-save", "k3s", "systemctl"} {
 		if err := os.WriteFile(filepath.Join(programs, name), []byte(script), 0o755); err != nil { // #nosec G306 -- a program

@@ -348,7 +348,8 @@ func commands() []commandItem {
 			Keep: regexp.MustCompile(`^.[^nc]`),
 		},
 		{
-			Name: CommandRPM, Purpose: "packages with version", Program: "rpm",
+			// Where it is a guest (Debian's rpm), a question makes a database in the root directory.
+			Name: CommandRPM, Purpose: "packages with version", Program: "rpm", Needs: "/etc/rpm",
 			Args: append([]string{"-qa", "--qf", `%{NAME}\t%{ARCH}\t%{EPOCHNUM}:%{VERSION}-%{RELEASE}\n`},
 				packagePatterns("kernel*", "kmod-*", "akmod-*")...),
 		},

@@ -393,7 +393,7 @@ func (k *kube) log(ctx context.Context, name LogName, model bool) {
 	if err != nil {
 		// A container that has not started has no log, which is no failure to read one.
 		if !apierrors.IsBadRequest(err) && !apierrors.IsNotFound(err) {
-			k.record(func(s *Snapshot) { s.MarkUnreadable(name.Place(), redact(k.why(err, logDeadline))) })
+			k.record(func(s *Snapshot) { s.MarkUnreadable(name.Place(), redactLog(k.why(err, logDeadline))) })
 		}
 		return
 	}
@@ -804,7 +804,7 @@ func (c *collector) podDevices(ctx context.Context) {
 		case result.Exit == 0:
 			d.NVML = "ok"
 		default:
-			d.NVML = redact(first)
+			d.NVML = redactLog(first)
 		}
 		out = append(out, d)
 	}

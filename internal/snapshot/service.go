@@ -66,7 +66,7 @@ func (c *collector) service(ctx context.Context) (Service, error) {
 		return out, nil
 	}
 	out.Supervisor, out.K3s = c.alive(ctx, now.Supervisor), c.alive(ctx, now.Child)
-	out.Exits, out.Last = now.Exits, redact(now.Last)
+	out.Exits, out.Last = now.Exits, redactLog(now.Last)
 	if out.K3s {
 		out.PID = now.Child.PID
 	}

@@ -28,7 +28,7 @@ import (
 const (
 	modelName = "Qwen/Qwen3-0.6B"
 	// ignored is what a machine made of namespaces is not.
-	ignored = "host.container,host.disk.pressure,host.disk.space,host.cgroup.v1,net.hosts,net.dns.resolve,host.clock,runtime.dev_char_links"
+	ignored = "host.container,host.disk.pressure,host.disk.space,host.cgroup.v1,net.hosts,net.dns.resolve,host.clock,runtime.dev_char_links,image.cuda_requirement"
 	program = "/root/llmbox"
 	config  = "/root/box.yaml"
 	address = "10.99.0.1"

@@ -194,6 +194,10 @@ func (p *proof) all(ctx context.Context, chosen []fault, healthy int) error {
 	}
 	good, trials := 0, 0
 	count := func(r row) error {
+		// What was called off shows nothing.
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		trials++
 		if r.Outcome == right && r.Fixed != "no" {
 			good++
@@ -206,9 +210,6 @@ func (p *proof) all(ctx context.Context, chosen []fault, healthy int) error {
 		}
 	}
 	for _, f := range chosen {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
 		if err := count(p.try(ctx, f)); err != nil {
 			return err
 		}
