@@ -162,3 +162,36 @@ func TestApplyKube(t *testing.T) {
 		t.Errorf("%+v %v", outcomes, err)
 	}
 }
+
+// Where llmbox itself keeps k3s running there is no unit to restart.
+func TestRestartOfASupervisedK3s(t *testing.T) {
+	t.Parallel()
+	found := []finding.Finding{{ID: "runtime.handler_missing", Severity: finding.Fail, State: finding.Judged, Repair: RestartK3s}}
+	for _, tt := range []struct {
+		name, probe string
+		want        []string
+	}{
+		{"runs", `{"init":"supervised","supervisor":true,"k3s":true,"pid":76,"supervisor_pid":62}`, []string{"pkill", "-TERM", "-P", "62", "k3s"}},
+		{"nobody would start it again", `{"init":"supervised","supervisor":false,"k3s":true,"pid":76}`, nil},
+		{"does not run", `{"init":"supervised","supervisor":true,"k3s":false,"supervisor_pid":62}`, nil},
+		{"systemd's", `{"init":"systemd"}`, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := snapshot.New()
+			s.AddProbe(snapshot.ProbeService, json.RawMessage(tt.probe))
+			var got []string
+			for _, a := range Plan(found, s, Networks{}) {
+				for _, step := range a.Steps {
+					got = append(got, step.Run.Argv...)
+				}
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("%q, want %q", got, tt.want)
+			}
+			if declined := PlanDeclined(found, s, Networks{}); (len(declined) == 0) != (tt.want != nil) {
+				t.Errorf("declined: %+v", declined)
+			}
+		})
+	}
+}

@@ -202,19 +202,37 @@ const runtimeConfig = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
 
 // planRestart also comes after repairs that a running k3s takes note of only when it
 // starts.
+// k3sAgain restarts a k3s that runs: by its unit, or by ending it where a supervisor of
+// llmbox's starts it again.
+func (p *planner) k3sAgain() ([]Step, []Check) {
+	if unit := p.k3sUnit(); unit != "" {
+		return []Step{run(180, "systemctl", "restart", unit)},
+			[]Check{{What: "k3s runs", Run: []string{"systemctl", "is-active", unit}, Says: []string{"active"}, WithinSeconds: 60}}
+	}
+	var service snapshot.Service
+	if state, _ := p.facts.Probe(snapshot.ProbeService, &service); state != snapshot.Present || !service.Supervisor || !service.K3s {
+		return nil, nil
+	}
+	// It ends everything of its own but containers, as with systemd's KillMode=process.
+	// By parent and name: a number alone may be somebody else's by then.
+	return []Step{run(120, "pkill", "-TERM", "-P", strconv.Itoa(service.SupervisorPID), "k3s")},
+		[]Check{
+			{What: "the k3s that ran has ended", Run: []string{"test", "!", "-d", "/proc/" + strconv.Itoa(service.PID)}, WithinSeconds: 100},
+			{What: "the API server answers", Kube: &KubeCheck{Resource: "v1/namespaces", Name: "default", Field: "status.phase", Value: "Active"}, WithinSeconds: 120},
+		}
+}
+
 func planRestart(p *planner, found []finding.Finding) {
 	after := p.after(Toolkit, AppArmor)
-	unit := p.k3sUnit()
-	if unit == "" || len(found) == 0 && len(after) == 0 {
+	steps, verify := p.k3sAgain()
+	if len(steps) == 0 || len(found) == 0 && len(after) == 0 {
 		p.decline(found, "k3s does not run")
 		return
 	}
 	a := Action{
 		Name: RestartK3s, Title: "Restart k3s, so that it looks for the NVIDIA runtime again",
 		Safe:  "containers go on running while k3s restarts (docs.k3s.io/upgrades/killall); its API is away for some seconds",
-		Steps: []Step{run(180, "systemctl", "restart", unit)},
-		Undo:  []string{"not needed"}, After: after, Always: true,
-		Verify: []Check{{What: "k3s runs", Run: []string{"systemctl", "is-active", unit}, Says: []string{"active"}, WithinSeconds: 60}},
+		Steps: steps, Verify: verify, Undo: []string{"not needed"}, After: after, Always: true,
 	}
 	handler := slices.ContainsFunc(found, func(f finding.Finding) bool { return f.ID == "runtime.handler_missing" })
 	if len(found) > 0 && !handler {

@@ -231,8 +231,9 @@ type Service struct {
 	// started since the machine booted.
 	Supervisor bool `json:"supervisor"`
 	K3s        bool `json:"k3s"`
-	// PID is k3s's.
-	PID int `json:"pid,omitempty"`
+	// PID is k3s's, SupervisorPID its supervisor's; 0 where it is not there.
+	PID           int `json:"pid,omitempty"`
+	SupervisorPID int `json:"supervisor_pid,omitempty"`
 	// Exits counts how often k3s ended by itself, Last says how it did so last.
 	Exits int    `json:"exits,omitempty"`
 	Last  string `json:"last,omitempty"`

@@ -67,6 +67,9 @@ func (c *collector) service(ctx context.Context) (Service, error) {
 	}
 	out.Supervisor, out.K3s = c.alive(ctx, now.Supervisor), c.alive(ctx, now.Child)
 	out.Exits, out.Last = now.Exits, redactLog(now.Last)
+	if out.Supervisor {
+		out.SupervisorPID = now.Supervisor.PID
+	}
 	if out.K3s {
 		out.PID = now.Child.PID
 	}

@@ -32,10 +32,10 @@ func TestService(t *testing.T) {
 		{"never started", map[string]string{k3sRecord: supervised}, Service{Init: "supervised"}},
 		{"both run", map[string]string{
 			k3sRecord: supervised, "/run/llmbox/k3s-supervisor.json": state, bootID: "b1\n", "/proc/62/stat": stat("llmbox", "S", 471), "/proc/76/stat": stat("k3s) R 9", "S", 472),
-		}, Service{Init: "supervised", Supervisor: true, K3s: true, PID: 76, Exits: 3, Last: "exit status 1"}},
+		}, Service{Init: "supervised", Supervisor: true, K3s: true, PID: 76, SupervisorPID: 62, Exits: 3, Last: "exit status 1"}},
 		{"a stranger has its number", map[string]string{
 			k3sRecord: supervised, "/run/llmbox/k3s-supervisor.json": state, bootID: "b1\n", "/proc/62/stat": stat("llmbox", "S", 471), "/proc/76/stat": stat("sshd", "S", 999),
-		}, Service{Init: "supervised", Supervisor: true, Exits: 3, Last: "exit status 1"}},
+		}, Service{Init: "supervised", Supervisor: true, SupervisorPID: 62, Exits: 3, Last: "exit status 1"}},
 		{"ended, and nobody has heard of it", map[string]string{
 			k3sRecord: supervised, "/run/llmbox/k3s-supervisor.json": state, bootID: "b1\n", "/proc/62/stat": stat("llmbox", "Z", 471),
 		}, Service{Init: "supervised", Exits: 3, Last: "exit status 1"}},
