@@ -17,6 +17,9 @@ type Line struct {
 	Text string
 	// Manager says that the service manager wrote it, not k3s.
 	Manager bool
+	// Before says that a program wrote it that runs before each start of k3s, such as
+	// modprobe.
+	Before bool
 }
 
 // level is how grave a line says it is.
@@ -357,6 +360,8 @@ func JudgeLog(lines []Line) LogVerdict {
 type runOf struct {
 	lines []message
 	ended bool
+	// begun says that k3s itself has said something.
+	begun bool
 }
 
 func splitRuns(lines []Line) []runOf {
@@ -372,7 +377,8 @@ func splitRuns(lines []Line) []runOf {
 		m := parseMessage(line.Text)
 		switch {
 		case line.Manager:
-			if strings.Contains(line.Text, "Main process exited") && len(runs) > 0 {
+			// Where it is a program before k3s that fails, it is the control process.
+			if (strings.Contains(line.Text, "Main process exited") || strings.Contains(line.Text, "Control process exited")) && len(runs) > 0 {
 				at().ended = true
 			}
 			continue
@@ -380,9 +386,20 @@ func splitRuns(lines []Line) []runOf {
 			at().ended = true
 			continue
 		}
+		if line.Before {
+			if len(runs) > 0 && (at().ended || at().begun) {
+				at().ended = true
+				runs = append(runs, runOf{})
+			}
+			at().lines = append(at().lines, m)
+			continue
+		}
+		if len(runs) > 0 && !at().ended && !at().begun {
+			pid = line.PID
+		}
 		starts := strings.HasPrefix(m.text, "Starting k3s v") || strings.HasPrefix(m.text, "Starting k3s agent v")
 		other := line.PID != 0 && pid != 0 && line.PID != pid
-		if len(runs) > 0 && (starts && len(at().lines) > 0 || other && at().ended) {
+		if len(runs) > 0 && (starts && at().begun || other && at().ended) {
 			at().ended = true
 			runs = append(runs, runOf{})
 		} else if len(runs) > 0 && at().ended {
@@ -392,6 +409,7 @@ func splitRuns(lines []Line) []runOf {
 			pid = line.PID
 		}
 		run := at()
+		run.begun = true
 		run.lines = append(run.lines, m)
 	}
 	return runs

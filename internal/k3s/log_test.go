@@ -135,6 +135,27 @@ func TestLogOfManyRuns(t *testing.T) {
 	}
 }
 
+// TestProgramsBeforeK3s: what runs before each start and says something is no life of k3s
+// of its own, unless it is what fails.
+func TestProgramsBeforeK3s(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join("testdata", "log", "port-taken.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const starts = 4
+	if v := JudgeLog(parseJournal(data)); v.Same != starts || v.Ended != starts || v.Failure == nil || v.Failure.Name != "port-in-use" {
+		t.Errorf("%+v", v)
+	}
+	var lines []Line
+	for i := range 3 {
+		lines = append(lines, Line{PID: 10 + i, Before: true, Text: logLine("fatal", "no address on any link")},
+			Line{PID: 1, Manager: true, Text: "k3s.service: Control process exited, code=exited, status=1/FAILURE"})
+	}
+	if v := JudgeLog(lines); v.Same != 3 || v.Message != "no address on any link" {
+		t.Errorf("a hook that fails: %+v", v)
+	}
+}
+
 func TestMessagesForPeople(t *testing.T) {
 	for line, want := range map[string]string{
 		logLine("info", "Waiting to retrieve agent configuration; server is not ready: x"):         "Waiting to retrieve agent configuration; server is not ready: x",

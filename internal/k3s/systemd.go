@@ -151,6 +151,7 @@ func parseJournal(data []byte) []Line {
 			text = strings.ToValidUTF8(string(list), "?")
 		}
 		line := Line{PID: max(number(e.PID), 0), Text: text, Manager: e.Who == "systemd"}
+		line.Before = !line.Manager && e.Who != "" && e.Who != binaryName
 		if micro, err := strconv.ParseInt(e.Time, 10, 64); err == nil {
 			line.Time = time.UnixMicro(micro)
 		}
