@@ -16,7 +16,7 @@ VERSION ?= $(or $(TAGGED),0.0.0-dev$(addprefix -,$(COMMIT)))
 STAMP := $(if $(COMMIT),true,false)
 
 # Each folder with a go.mod of its own that holds code of the project.
-MODULES := . $(patsubst %/go.mod,%,$(wildcard test/*/go.mod)) test/lab/gpu-sim test/lab/proxy-standin test/rules/promtool tools/crds
+MODULES := . $(patsubst %/go.mod,%,$(wildcard test/*/go.mod)) test/lab/gpu-sim test/lab/proxy-standin test/rules/promtool tools/crds tools/man tools/release
 # What a lab runs; the helm CLI is only compared with.
 LAB_PROGRAMS := kube-apiserver kube-controller-manager kube-scheduler kine kwok
 
@@ -152,6 +152,45 @@ docs: ## Rewrite the pages that are generated: docs/{config,components,pod-secur
 	go test -count=1 -run '^TestComponentsPage$$' ./internal/component -update
 	go test -count=1 -run '^Test(PodSecurity|Footprint)Page$$' ./test/rendered -update
 
+.PHONY: generated-check
+generated-check: ## Every generated page and CRD is what its source says (docs, embed/crds, the manual)
+	go test -count=1 -run '^TestReference$$' ./internal/config
+	go test -count=1 -run '^TestComponentsPage$$' ./internal/component
+	go test -count=1 -run '^TestDocs$$' ./internal/preflight ./internal/doctor
+	go test -count=1 ./internal/repair
+	go test -count=1 -run '^Test(PodSecurity|Footprint)Page$$' ./test/rendered
+	cd tools/crds && go test -count=1 -run Regenerat ./...
+	cd tools/man && go test -count=1 ./...
+
+.PHONY: release
+release: ## Build dist/: binaries, packages, bills of materials, licences, checksums (docs/release.md; gcc and gcc-aarch64-linux-gnu)
+	scripts/release.sh
+
+.PHONY: release-check
+release-check: ## Build the release of HEAD twice, in different directories, and compare every byte
+	scripts/release-check.sh
+
+.PHONY: release-test
+release-test: ## Build a release signed with a key of the moment, verify it and install it (root, rpm, qemu-user-static, debootstrap)
+	scripts/release-test.sh $(TEST)
+
+.PHONY: release-size
+release-size: ## Which modules the binary's bytes are of
+	go build -buildvcs=false -o bin/llmbox-symbols ./cmd/llmbox
+	cd tools/release && go run . size '$(CURDIR)/bin/llmbox-symbols'
+	rm -f bin/llmbox-symbols
+
+.PHONY: vuln
+vuln: ## Look what is linked up in Go's vulnerability database (VULNDB=file:///DIR: a copy, such as data/osv of module golang.org/x/vulndb)
+	go mod verify
+	cd tools/vuln && go build -o ../../bin/govulncheck golang.org/x/vuln/cmd/govulncheck
+	go build -buildvcs=false -o bin/llmbox-symbols ./cmd/llmbox
+	bin/govulncheck -mode binary $(VULNDB:%=-db %) bin/llmbox-symbols; code=$$?; rm -f bin/llmbox-symbols; exit $$code
+
+.PHONY: cover
+cover: ## Statement coverage of each package by its own tests
+	@go test -timeout 40m -cover $(or $(PACKAGES),./internal/... ./embed/...) | awk '/coverage: [0-9]/ { name = $$1 == "ok" ? $$2 : $$1; sub(/^.*llmbox\//, "", name); sub(/^.*coverage: /, ""); printf "%-28s %s\n", name, $$1; next } /^(FAIL|---)/ { print; bad = 1 } END { exit bad }'
+
 .PHONY: bench-plan
 bench-plan: ## Plan tables of 10, 100 and 1,000 components; the time grows with the needs
 	go test -run '^$$' -bench '^BenchmarkOrder' -benchmem ./internal/component
@@ -175,6 +214,10 @@ proof-kill: lab-machine lab-node-gateway ## Kill installs on an empty machine, a
 .PHONY: proof-trace
 proof-trace: lab-machine lab-node-gateway ## Uninstall after installs and uninstalls that were cut off, and compare the machine (root); appends to docs/proofs/trace.jsonl
 	go run ./test/proofmachine trace $(ARGS)
+
+.PHONY: proof-doctor
+proof-doctor: lab-machine lab-node-full ## Break a whole box in some fifty ways and ask doctor each time (root, gcc; over an hour); appends to docs/proofs/doctor.jsonl
+	go run ./test/proofdoctor $(ARGS)
 
 .PHONY: fuzz
 fuzz: ## Feed every reader of foreign bytes with nonsense (FUZZTIME=60s for each)

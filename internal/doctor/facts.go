@@ -59,7 +59,9 @@ type text struct {
 	// namespace and pod are empty where it is no pod's.
 	namespace, pod, container string
 	previous                  bool
-	data                      string
+	// owner is KIND/NAME of what an event is about where that makes pods.
+	owner string
+	data  string
 }
 
 func newFacts(s *snapshot.Snapshot) *facts {
@@ -142,6 +144,9 @@ func (f *facts) gatherTexts() {
 		t := text{place: "cluster/events.json", kind: "event", namespace: cmp.Or(e.InvolvedObject.Namespace, e.Namespace), data: e.Reason + ": " + e.Message}
 		if e.InvolvedObject.Kind == "Pod" {
 			t.pod = e.InvolvedObject.Name
+		}
+		if slices.Contains([]string{"ReplicaSet", "Deployment", "StatefulSet", "DaemonSet", "Job"}, e.InvolvedObject.Kind) {
+			t.owner = e.InvolvedObject.Kind + "/" + e.InvolvedObject.Name
 		}
 		f.texts = append(f.texts, t)
 	}
@@ -326,6 +331,9 @@ func restarts(p *corev1.Pod) int32 {
 // speaks says whether a text tells of something that holds now: its pod is not well, or
 // nobody knows of its pod. What a pod said before it recovered is history.
 func (f *facts) speaks(t text) bool {
+	if t.owner != "" {
+		return !f.complete(t.namespace, t.owner)
+	}
 	if t.pod == "" {
 		return true
 	}
@@ -338,6 +346,51 @@ func (f *facts) speaks(t text) bool {
 		return t.kind == "log"
 	}
 	return !ready(p)
+}
+
+// complete says whether a maker of pods is known to have all that it is asked for, or to
+// be gone: what it was refused before is history.
+func (f *facts) complete(namespace, owner string) bool {
+	kind, name, _ := strings.Cut(owner, "/")
+	made := func(want *int32, have, updated int32) bool {
+		if want == nil || have < *want || updated < *want {
+			return false
+		}
+		// The status is a word of its controller's, which may be behind.
+		return *want == 0 || !f.had["pods"] || slices.ContainsFunc(f.pods, func(p corev1.Pod) bool {
+			return p.Namespace == namespace && strings.HasPrefix(p.Name, name+"-") && ready(&p)
+		})
+	}
+	switch kind {
+	case "ReplicaSet", "Deployment":
+		for _, d := range f.deployments {
+			// A ReplicaSet has the Deployment's name and a hash.
+			hash, of := strings.CutPrefix(name, d.Name+"-")
+			if d.Namespace == namespace && (kind == "Deployment" && d.Name == name || kind == "ReplicaSet" && of && !strings.Contains(hash, "-")) {
+				name = d.Name
+				return made(d.Spec.Replicas, d.Status.ReadyReplicas, d.Status.UpdatedReplicas)
+			}
+		}
+	case "StatefulSet":
+		for _, s := range f.statefulSets {
+			if s.Namespace == namespace && s.Name == name {
+				return made(s.Spec.Replicas, s.Status.ReadyReplicas, s.Status.ReadyReplicas)
+			}
+		}
+	case "DaemonSet":
+		for _, d := range f.daemonSets {
+			if d.Namespace == namespace && d.Name == name {
+				return made(&d.Status.DesiredNumberScheduled, d.Status.NumberReady, d.Status.NumberReady)
+			}
+		}
+	case "Job":
+		for _, j := range f.jobs {
+			if j.Namespace == namespace && j.Name == name {
+				return j.Status.Succeeded > 0
+			}
+		}
+	}
+	return false
 }
 
 // recent bounds how old an event may be that counts by itself.

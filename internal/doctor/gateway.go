@@ -34,7 +34,7 @@ func gatewayChecks() []Check {
 		{
 			ID: "gateway.controller", Layer: LayerGateway, Title: "Envoy Gateway", Reads: "pods of Envoy Gateway", Rule: "ready",
 			Source: "envoyproxy/gateway docs, troubleshooting", Judge: judgeGatewayPods("envoy-gateway-", "gateway.controller"), Fix: "kubectl -n envoy-gateway-system rollout restart deploy/envoy-gateway",
-			Causes: append(below, "secrets.missing"),
+			Causes: append(below, "secrets.missing", "workload.missing"),
 		},
 		{
 			ID: "gateway.proxy", Layer: LayerGateway, Title: "Envoy", Reads: "pods of Envoy", Rule: "ready",
@@ -181,6 +181,9 @@ func judgeGatewayPods(prefix, id string) func(*facts) []finding.Finding {
 		}
 		if up > 0 {
 			return well(count(up, "pod") + " ready")
+		}
+		if id == "gateway.controller" && f.scaledToNothing("envoy-gateway-system", "envoy-gateway") {
+			return fail("Envoy Gateway is scaled to 0: what changes does not reach Envoy", "kubectl -n envoy-gateway-system scale deploy/envoy-gateway --replicas=1", at("deployments", "envoy-gateway-system/envoy-gateway", "replicas: 0"))
 		}
 		return nil
 	}

@@ -159,7 +159,8 @@ func evidenceKind(e finding.Evidence) string {
 func (f *facts) blockedWords() (said string, from finding.Evidence) {
 	for i := range f.events {
 		e := &f.events[i]
-		if m := callFailed.FindStringSubmatch(e.Message); m != nil && f.fresh(e) {
+		owner := e.InvolvedObject.Kind + "/" + e.InvolvedObject.Name
+		if m := callFailed.FindStringSubmatch(e.Message); m != nil && f.fresh(e) && !f.complete(cmp.Or(e.InvolvedObject.Namespace, e.Namespace), owner) {
 			return m[1] + ": " + m[2], at("events", e.InvolvedObject.Name, e.Message)
 		}
 	}
@@ -479,7 +480,7 @@ func operatorChecks() []Check {
 		{
 			ID: "operator.apiservice", Layer: LayerOperator, Title: "Extended API", Reads: "APIServices", Rule: "Available",
 			Source: "kubernetes docs, aggregation layer; kedacore/keda#1850", Judge: judgeAPIServices, Fix: "kubectl describe apiservice NAME",
-			Causes: append(append(networkRoots(), nodeRoots()...), "workload.failing", "operator.webhook.blocking", "operator.webhook.certificate", "image.pull.*", "net.service_route", "helm.release.*"),
+			Causes: append(append(networkRoots(), nodeRoots()...), "workload.missing", "workload.failing", "operator.webhook.blocking", "operator.webhook.certificate", "image.pull.*", "net.service_route", "helm.release.*"),
 		},
 		{
 			ID: "operator.scaledobject", Layer: LayerOperator, Title: "Autoscaling of the model", Reads: "ScaledObjects", Rule: "Ready",

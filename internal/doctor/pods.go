@@ -537,6 +537,21 @@ func (f *facts) inherited(p *corev1.Pod) []string {
 
 // judgeMissingPods finds workloads that ask for pods which nobody made, or that are not
 // ready.
+// ours says whether llmbox made a namespace.
+func (f *facts) ours(namespace string) bool {
+	list, _ := f.objects("namespaces")
+	return slices.ContainsFunc(list, func(o unstructuredObject) bool {
+		return o.GetName() == namespace && o.GetLabels()["app.kubernetes.io/managed-by"] == "llmbox"
+	})
+}
+
+// scaledToNothing says whether a Deployment is asked for no pod.
+func (f *facts) scaledToNothing(namespace, name string) bool {
+	return slices.ContainsFunc(f.deployments, func(d deployment) bool {
+		return d.Namespace == namespace && d.Name == name && d.Spec.Replicas != nil && *d.Spec.Replicas == 0
+	})
+}
+
 func judgeMissingPods(f *facts) []finding.Finding {
 	if !f.had["deployments"] && !f.had["statefulsets"] && !f.had["daemonsets"] {
 		return nil
@@ -564,13 +579,25 @@ func judgeMissingPods(f *facts) []finding.Finding {
 			evidence = append(evidence, at(strings.ToLower(kind)+"s", namespace+"/"+name, fmt.Sprintf("ready %d of %d", have, want)))
 		}
 	}
+	fix := ""
+	none := func(kind, short, namespace, name string, want int32) {
+		// How many model servers there are is the scaler's to say.
+		if want > 0 || name == "model-server" || !f.ours(namespace) {
+			return
+		}
+		short1 = append(short1, fmt.Sprintf("%s %s/%s is scaled to 0", kind, namespace, name))
+		evidence = append(evidence, at(strings.ToLower(kind)+"s", namespace+"/"+name, "replicas: 0"))
+		fix = cmp.Or(fix, fmt.Sprintf("kubectl -n %s scale %s/%s --replicas=1", namespace, short, name))
+	}
 	for _, d := range f.deployments {
 		if d.Spec.Replicas != nil {
+			none("Deployment", "deploy", d.Namespace, d.Name, *d.Spec.Replicas)
 			check("Deployment", d.Namespace, d.Name, *d.Spec.Replicas, d.Status.ReadyReplicas, d.CreationTimestamp.Time)
 		}
 	}
 	for _, s := range f.statefulSets {
 		if s.Spec.Replicas != nil {
+			none("StatefulSet", "sts", s.Namespace, s.Name, *s.Spec.Replicas)
 			check("StatefulSet", s.Namespace, s.Name, *s.Spec.Replicas, s.Status.ReadyReplicas, s.CreationTimestamp.Time)
 		}
 	}
@@ -579,7 +606,7 @@ func judgeMissingPods(f *facts) []finding.Finding {
 	}
 	switch {
 	case len(short1) > 0:
-		return fail(some(4, short1), "kubectl get deploy,sts,ds -A", evidence...)
+		return fail(some(4, short1), cmp.Or(fix, "kubectl get deploy,sts,ds -A"), evidence[:min(4, len(evidence))]...)
 	case judged > 0:
 		return well(count(judged, "workload") + " complete")
 	}

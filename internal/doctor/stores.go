@@ -421,5 +421,8 @@ func (f *facts) operatorPods(namespace, prefix, id string) []finding.Finding {
 	if up > 0 {
 		return well(count(up, "pod") + " ready")
 	}
+	if f.scaledToNothing(namespace, prefix) {
+		return fail(namespace+"/"+prefix+" is scaled to 0", "kubectl -n "+namespace+" scale deploy/"+prefix+" --replicas=1", at("deployments", namespace+"/"+prefix, "replicas: 0"))
+	}
 	return nil
 }

@@ -73,15 +73,16 @@ func frozen(name string, want []string, program string) fault {
 type kind string
 
 const (
-	pods        kind = "v1/pods"
-	services    kind = "v1/services"
-	secrets     kind = "v1/secrets"
-	nodes       kind = "v1/nodes"
-	configMaps  kind = "v1/configmaps"
-	claims      kind = "v1/persistentvolumeclaims"
-	deployments kind = "apps/v1/deployments"
-	webhooks    kind = "admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
-	routes      kind = "gateway.networking.k8s.io/v1/httproutes"
+	pods          kind = "v1/pods"
+	services      kind = "v1/services"
+	secrets       kind = "v1/secrets"
+	nodes         kind = "v1/nodes"
+	configMaps    kind = "v1/configmaps"
+	claims        kind = "v1/persistentvolumeclaims"
+	deployments   kind = "apps/v1/deployments"
+	scaledObjects kind = "keda.sh/v1alpha1/scaledobjects"
+	webhooks      kind = "admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+	routes        kind = "gateway.networking.k8s.io/v1/httproutes"
 )
 
 func (k kind) resource() schema.GroupVersionResource {
@@ -159,11 +160,20 @@ func edited(name string, want []string, k kind, namespace, object string, change
 						o[part] = was[part]
 					}
 				}
-				labels, _, err := unstructured.NestedMap(was, "metadata", "labels")
-				if err != nil || labels == nil {
-					return err
+				for _, part := range []string{"labels", "annotations"} {
+					old, there, err := unstructured.NestedMap(was, "metadata", part)
+					if err != nil {
+						return err
+					}
+					unstructured.RemoveNestedField(o, "metadata", part)
+					if there {
+						err = unstructured.SetNestedMap(o, old, "metadata", part)
+					}
+					if err != nil {
+						return err
+					}
 				}
-				return unstructured.SetNestedMap(o, labels, "metadata", "labels")
+				return nil
 			})
 		},
 	}

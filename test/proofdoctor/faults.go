@@ -33,7 +33,7 @@ func gatewayFaults() []fault {
 			name: "served-certificate-expired", want: wants("gateway.certificate"), inject: expired,
 			revert: gone(secrets, "envoy-gateway-system", "fault-served"),
 		},
-		scaled("gateway-controller-gone", wants("gateway.controller"), "envoy-gateway-system", "envoy-gateway", "app.kubernetes.io/name=envoy-gateway"),
+		scaled("gateway-controller-gone", wants("workload.missing", "gateway.controller"), "envoy-gateway-system", "envoy-gateway", "app.kubernetes.io/name=envoy-gateway"),
 	}
 }
 
@@ -94,7 +94,9 @@ func podFaults() []fault {
 		added("no-room", wants("pod.insufficient"), pods, "llm", bare("fault-cpu", "", `,"resources":{"requests":{"cpu":"4000","memory":"8Mi"}}`)),
 		added("no-gpu-left", wants("pod.insufficient_gpu"), pods, "llm", bare("fault-gpu", "", `,"resources":{"requests":{"cpu":"1m","memory":"8Mi"},"limits":{"nvidia.com/gpu":"1"}}`)),
 		added("no-such-secret", wants("secrets.missing"), pods, "llm", bare("fault-secret", "", few+`,"env":[{"name":"X","valueFrom":{"secretKeyRef":{"name":"nowhere","key":"x"}}}]`)),
-		added("no-such-image", wants("image.pull.not_found"), pods, "default", `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"fault-image"},"spec":{"terminationGracePeriodSeconds":0,"containers":[{"name":"c","image":"docker.io/library/nowhere:1"}]}}`),
+		// The lab's registry has no such image, and the one behind it can't be reached.
+		added("registry-out-of-reach", wants("image.pull.network"), pods, "default", image("fault-registry", "IfNotPresent")),
+		added("no-such-image", wants("image.pull.not_found"), pods, "default", image("fault-image", "Never")),
 		{
 			name: "port-taken", want: wants("pod.host_port"),
 			inject: inOrder(made(pods, "kube-system", hostPort("fault-port-a")), pause(8*time.Second), made(pods, "kube-system", hostPort("fault-port-b"))),
@@ -114,6 +116,10 @@ func podFaults() []fault {
 		added("release-failed", wants("helm.release.failed"), secrets, "llm",
 			`{"apiVersion":"v1","kind":"Secret","type":"helm.sh/release.v1","metadata":{"name":"sh.helm.release.v1.fault.v1","labels":{"owner":"helm","name":"fault","status":"failed","version":"1"}}}`),
 	}
+}
+
+func image(name, policy string) string {
+	return `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"` + name + `"},"spec":{"terminationGracePeriodSeconds":0,"containers":[{"name":"c","image":"docker.io/library/nowhere:1","imagePullPolicy":"` + policy + `"}]}}`
 }
 
 func withFix(f fault) fault {
@@ -180,7 +186,8 @@ RuntimeError: Engine core initialization failed. See root cause above. Failed co
 
 func modelFaults() []fault {
 	out := []fault{
-		edited("model-scaled-to-nothing", wants("model.missing"), deployments, "llm", "model-server", field(int64(0), "spec", "replicas")),
+		// KEDA gives a model at least one replica back, unless somebody paused it.
+		edited("model-paused", wants("model.missing"), scaledObjects, "llm", "model-server", field("0", "metadata", "annotations", "autoscaling.keda.sh/paused-replicas")),
 		edited("model-memory-limit", wants("model.oom_killed"), deployments, "llm", "model-server", modelContainer(func(c map[string]any) error {
 			// Every container needs some; a shell that doubles a text needs more than it gets.
 			speak(c, `x=0123456789abcdef; while true; do x=$x$x; done`)
@@ -246,7 +253,7 @@ func clusterFaults() []fault {
 			inject: inOrder(untrusted, noPods("llm", "app.kubernetes.io/name=model-server")),
 			revert: gone(webhooks, "", "fault"),
 		},
-		scaled("metrics-without-anybody", wants("operator.apiservice"), "keda", "keda-metrics-apiserver", "app.kubernetes.io/component=metrics-apiserver"),
+		scaled("metrics-without-anybody", wants("workload.missing", "operator.apiservice"), "keda", "keda-metrics-apiserver", "app.kubernetes.io/component=metrics-apiserver"),
 		edited("store-not-let-in", wants("secrets.store"), stores, "", "vault", field("nobody", "spec", "provider", "vault", "auth", "kubernetes", "role")),
 		func() fault {
 			f := withFix(scaled("vault-sealed", wants("secrets.vault_sealed"), "vault", "vault-unsealer", "app.kubernetes.io/component=unsealer"))
