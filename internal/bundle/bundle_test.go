@@ -10,8 +10,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 )
@@ -426,6 +428,88 @@ func TestLinkIsNoSecondCopy(t *testing.T) {
 	}
 	if changed, err := Link(from, to); err != nil || changed {
 		t.Error("once more changes it", err)
+	}
+}
+
+// What only has the size of a file is not that file, whatever its time; a copy, where no
+// link is possible, is known again.
+func TestLinkIsNotTakenForAnother(t *testing.T) {
+	for name, place := range map[string]string{"on one file system": t.TempDir(), "on another": elsewhere(t)} {
+		t.Run(name, func(t *testing.T) {
+			from, to := filepath.Join(t.TempDir(), "a"), filepath.Join(place, "a.tar")
+			if err := errors.Join(os.WriteFile(from, []byte("images"), 0o600), os.WriteFile(to, []byte("IMAGES"), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			later := time.Now().Add(time.Hour)
+			if err := os.Chtimes(to, later, later); err != nil {
+				t.Fatal(err)
+			}
+			for i, want := range []bool{true, false, false} {
+				changed, err := Link(from, to)
+				if err != nil || changed != want {
+					t.Errorf("call %d: changed %t, %v", i+1, changed, err)
+				}
+			}
+			if raw, err := os.ReadFile(to); err != nil || string(raw) != "images" { // #nosec G304 -- the test's own
+				t.Errorf("it holds %q, %v", raw, err)
+			}
+			// The next bundle's archive has the same size, too.
+			if err := os.Remove(from); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(from, []byte("others"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if changed, err := Link(from, to); err != nil || !changed {
+				t.Errorf("another archive of that size: changed %t, %v", changed, err)
+			}
+		})
+	}
+}
+
+// elsewhere is a directory on another file system, where there is one.
+func elsewhere(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "llmbox-test-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// A machine that serves no model verifies the weights and leaves them.
+func TestUnpackWithoutWeights(t *testing.T) {
+	s, dir := newSample(t), t.TempDir()
+	open := func(raw []byte) (*Reader, Target) {
+		b, err := NewReader(bytes.NewReader(raw))
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := target(dir)
+		to.Models = ""
+		return b, to
+	}
+	raw := s.pack(t)
+	for range 2 {
+		b, to := open(raw)
+		u, err := Unpack(t.Context(), b, to, nil)
+		b.Close()
+		if err != nil || len(u.Archives) != 3 {
+			t.Fatalf("%v, %v", u, err)
+		}
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, "models*")); err != nil || len(left) > 0 {
+		t.Errorf("it made %q, %v", left, err)
+	}
+	weights := s.manifest.Entries[slices.IndexFunc(s.manifest.Entries, func(e Entry) bool { return e.Kind == KindWeights })]
+	s.content[weights.Path][0] ^= 1
+	headers, contents := s.entries()
+	dir = t.TempDir()
+	b, to := open(s.loose(t, headers, contents))
+	defer b.Close()
+	if _, err := Unpack(t.Context(), b, to, nil); !errors.Is(err, ErrTampered) {
+		t.Errorf("weights that were changed: %v", err)
 	}
 }
 

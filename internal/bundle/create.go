@@ -69,12 +69,18 @@ func Create(ctx context.Context, p Parts, from *Registries, out io.Writer, progr
 		return nil, "", err
 	}
 	total := m.Bytes()
+	var last Entry
 	digest, err := Write(ctx, out, m, func(e Entry) (io.ReadCloser, error) {
+		last = e
 		if e.Kind == KindBlob {
 			return root.Open(e.SHA256)
 		}
 		return os.Open(files[e.Path])
 	}, func(done int64) { progress(Progress{Doing: "write", Done: done, Total: total}) })
+	if errors.Is(err, ErrTampered) && last.Kind == KindBlob {
+		// The next run fetches it anew.
+		err = errors.Join(err, root.Remove(last.SHA256))
+	}
 	if err != nil {
 		return nil, "", err
 	}

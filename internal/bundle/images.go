@@ -77,6 +77,8 @@ type at struct {
 	insecure bool
 	// credentials are those of this host.
 	credentials string
+	// path takes the place of /v2 in requests, as k3s has it; empty where there is none.
+	path string
 }
 
 func (r *Registries) places(tag name.Tag) []at {
@@ -85,10 +87,53 @@ func (r *Registries) places(tag name.Tag) []at {
 	for _, endpoint := range r.Mirrors[host] {
 		u, err := url.Parse(endpoint)
 		if err == nil && u.Host != "" {
-			out = append(out, at{host: u.Host, insecure: u.Scheme == "http", credentials: u.Host})
+			out = append(out, at{host: u.Host, insecure: u.Scheme == "http", credentials: u.Host, path: pathOfMirror(u)})
 		}
 	}
 	return append(out, at{host: tag.RegistryStr(), credentials: host})
+}
+
+// pathOfMirror is what a mirror wants instead of the specification's /v2: all of what
+// stands in its URL, unless that is nothing or /v2 itself (k3s,
+// pkg/agent/containerd/config.go).
+func pathOfMirror(u *url.URL) string {
+	if p := strings.TrimRight(u.EscapedPath(), "/"); p != apiPath {
+		return p
+	}
+	return ""
+}
+
+// apiPath is where a registry answers (OCI distribution specification, 1.1).
+const apiPath = "/v2"
+
+// behind is the way to a mirror whose URL has a path.
+type behind struct {
+	at
+	through http.RoundTripper
+}
+
+func (b behind) RoundTrip(r *http.Request) (*http.Response, error) {
+	rest, ours := strings.CutPrefix(r.URL.EscapedPath(), apiPath+"/")
+	if !ours || r.URL.Host != b.host {
+		return b.through.RoundTrip(r)
+	}
+	moved := r.Clone(r.Context())
+	u, err := url.Parse(b.path + "/" + rest)
+	if err != nil {
+		return nil, fmt.Errorf("finding the way to a mirror: %w", err)
+	}
+	moved.URL.Path, moved.URL.RawPath = u.Path, u.RawPath
+	answer, err := b.through.RoundTrip(moved)
+	if err != nil || rest != "" || answer.StatusCode == http.StatusOK || answer.StatusCode == http.StatusUnauthorized {
+		return answer, err
+	}
+	// The one question that is about no image: how to log in. A mirror below a path need
+	// not know it, and then wants no login, or says so when an image is asked for.
+	if err := answer.Body.Close(); err != nil {
+		return nil, err
+	}
+	answer.StatusCode, answer.Status, answer.Body, answer.ContentLength = http.StatusOK, http.StatusText(http.StatusOK), http.NoBody, 0
+	return answer, nil
 }
 
 // hostOf is by which configurations name a registry.
@@ -116,7 +161,11 @@ func (r *Registries) resolveAt(ctx context.Context, w Wanted, tag name.Tag, plac
 	if c, ok := r.Credentials[place.credentials]; ok {
 		auth = authn.FromConfig(c)
 	}
-	rules := []remote.Option{remote.WithContext(ctx), remote.WithTransport(r.Client.Transport()), remote.WithAuth(auth)}
+	way := r.Client.Transport()
+	if place.path != "" {
+		way = behind{place, way}
+	}
+	rules := []remote.Option{remote.WithContext(ctx), remote.WithTransport(way), remote.WithAuth(auth)}
 	descriptor, err := remote.Get(ref, rules...)
 	if err != nil {
 		return nil, err
@@ -130,7 +179,7 @@ func (r *Registries) resolveAt(ctx context.Context, w Wanted, tag name.Tag, plac
 		return nil, err
 	}
 	f.image.Digest, f.repository = descriptor.Digest.String(), repository
-	earning, err := transport.NewWithContext(ctx, repository.Registry, auth, r.Client.Transport(), []string{repository.Scope(transport.PullScope)})
+	earning, err := transport.NewWithContext(ctx, repository.Registry, auth, way, []string{repository.Scope(transport.PullScope)})
 	if err != nil {
 		return nil, err
 	}
@@ -212,6 +261,11 @@ func (r *Registries) fetch(ctx context.Context, images []*found, root *os.Root, 
 				if err := root.WriteFile(blob, content, fileMode); err != nil {
 					return fmt.Errorf("keeping a manifest: %w", err)
 				}
+				continue
+			}
+			if info, err := root.Lstat(blob); err == nil && info.Mode().IsRegular() && info.Size() == f.sizes[blob] {
+				// It got its name once it was verified, and writing verifies it again.
+				tally.set(blob, f.sizes[blob])
 				continue
 			}
 			group.Go(func() error {

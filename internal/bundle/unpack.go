@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -33,7 +34,8 @@ type Target struct {
 	// Stage is a directory of llmbox's own; what is in use lies below it under the
 	// bundle's digest.
 	Stage string
-	// Models is what the model server gets as HF_HOME.
+	// Models is what the model server gets as HF_HOME; empty on a machine that serves
+	// none, which verifies the weights and leaves them.
 	Models string
 	// UID and GID own the weights; 0 leaves it to whoever runs this.
 	UID, GID int
@@ -141,7 +143,7 @@ func (u *unpacking) finished() bool {
 		names = append(names, a.Path)
 	}
 	for _, e := range u.manifest.Entries {
-		if e.Kind == KindWeights {
+		if e.Kind == KindWeights && u.target.Models != "" {
 			info, err := os.Stat(u.blobName(e))
 			if err != nil || info.Size() != e.Size {
 				return false
@@ -173,7 +175,7 @@ func (u *unpacking) prepare() error {
 			}
 		}
 	}
-	if u.manifest.Model == nil {
+	if u.manifest.Model == nil || u.target.Models == "" {
 		return nil
 	}
 	blobs := filepath.Join(u.repository(), "blobs")
@@ -216,6 +218,9 @@ func (u *unpacking) place(e Entry) (Place, error) {
 	case KindK3sSums:
 		return u.file(e, filepath.Join(u.dir, path.Base(e.Path)), fileMode, false)
 	case KindWeights:
+		if u.target.Models == "" {
+			return nil, nil
+		}
 		return u.file(e, u.blobName(e), fileMode, true)
 	case KindBlob:
 		return u.blob(e)
@@ -485,13 +490,15 @@ func (u *unpacking) abandon() {
 }
 
 // Link gives a file a second name without a second copy where the file system allows it:
-// as a hard link, as a clone, or else as a copy. It says whether anything changed.
+// as a hard link, as a clone, or else as a copy. It says whether anything changed. A copy
+// has the time of what it was made of, to the nanosecond: by that it is known again, and
+// a file that only has its size is not.
 func Link(from, to string) (changed bool, err error) {
 	a, err := os.Stat(from)
 	if err != nil {
 		return false, err
 	}
-	if b, err := os.Lstat(to); err == nil && (os.SameFile(a, b) || b.Mode().IsRegular() && b.Size() == a.Size() && !b.ModTime().Before(a.ModTime())) {
+	if b, err := os.Lstat(to); err == nil && (os.SameFile(a, b) || b.Mode().IsRegular() && b.Size() == a.Size() && b.ModTime().Equal(a.ModTime())) {
 		return false, nil
 	}
 	if err := os.MkdirAll(filepath.Dir(to), dirMode); err != nil { // #nosec G301 -- no secret
@@ -502,7 +509,11 @@ func Link(from, to string) (changed bool, err error) {
 		return false, err
 	}
 	if err := os.Link(from, temporary); err != nil {
-		if err := clone(from, temporary); err != nil {
+		err := clone(from, temporary)
+		if err == nil {
+			err = os.Chtimes(temporary, time.Time{}, a.ModTime())
+		}
+		if err != nil {
 			_ = os.Remove(temporary)
 			return false, err
 		}
