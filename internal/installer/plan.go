@@ -164,6 +164,9 @@ func planStep(in Input, plan *Plan, node component.Node) (Step, error) {
 		step.Version = ch.AppVersion()
 	}
 	values = chart.MergeValues(values, override.Values)
+	if override.Chart == "" {
+		step.runs(values, "components."+node.Name+".values.images")
+	}
 	step.Release = &chart.Release{Name: node.Name, Namespace: node.Namespace, Chart: ch, Values: values}
 	if step.Objects, err = step.Release.Render(in.KubeVersion); err != nil {
 		return step, fmt.Errorf("components.%s: %w", node.Name, err)
@@ -181,6 +184,19 @@ func planStep(in Input, plan *Plan, node component.Node) (Step, error) {
 		step.Images[ref] = component.Image{Reference: ref, Source: override.Chart}
 	}
 	return step, nil
+}
+
+// runs has the images be those that the values name: who overrides one wants that pulled
+// and carried, and nothing else.
+func (s *Step) runs(values map[string]any, origin string) {
+	named, _ := values["images"].(map[string]any)
+	for key, image := range s.Images {
+		text, _ := named[key].(string)
+		reference, digest, _ := strings.Cut(text, "@")
+		if reference != "" && (reference != image.Reference || digest != image.Digest) {
+			s.Images[key] = component.Image{Reference: reference, Digest: digest, Source: origin}
+		}
+	}
 }
 
 // vllmImageKey is under which the model names the model server's image.

@@ -415,6 +415,37 @@ func TestOverriddenChart(t *testing.T) {
 	}
 }
 
+// TestOverriddenImage: an image that somebody names in the values is the one that is
+// listed, pulled and carried; that of the table is not.
+func TestOverriddenImage(t *testing.T) {
+	const tagged, pinned = "registry.example.com/envoy:1", "registry.example.com/gateway:2"
+	digest := "sha256:" + strings.Repeat("ab", 32)
+	in := boxInput(t, "a10", "v1.36.3")
+	in.Box.Components = map[string]config.Component{"envoy-gateway": {Values: map[string]any{
+		"images": map[string]any{"envoy": tagged, "gateway": pinned + "@" + digest},
+	}}}
+	plan := build(t, in)
+	listed := map[string]string{}
+	for _, image := range plan.BundleImages().All() {
+		listed[image.Reference] = image.Digest
+	}
+	if got, ok := listed[tagged]; !ok || got != "" {
+		t.Errorf("%s is there %t, with the digest %q", tagged, ok, got)
+	}
+	if listed[pinned] != digest {
+		t.Errorf("%s has the digest %q", pinned, listed[pinned])
+	}
+	for reference := range listed {
+		if strings.Contains(reference, "envoyproxy/envoy:") || strings.Contains(reference, "envoyproxy/gateway:") {
+			t.Errorf("%s is listed, and nothing runs it", reference)
+		}
+	}
+	order := plan.PullOrder()
+	if !slices.Contains(order, tagged) || !slices.Contains(order, pinned+"@"+digest) {
+		t.Errorf("the order of pulling is %q", order)
+	}
+}
+
 // TestPlanHoldsNoSecret renders everything with a token file and looks for what
 // is in it.
 func TestPlanHoldsNoSecret(t *testing.T) {
