@@ -159,6 +159,14 @@ func (a *app) bundleK3s(ctx context.Context, s *settled, flags *createFlags, cli
 	parts.K3sName = name
 	list := flags.k3sImages
 	if parts.K3s = s.box.K3s.BinaryPath; parts.K3s != "" {
+		if want.Arch == runtime.GOARCH {
+			// One for other machines can't be asked.
+			version, err := k3s.NewMachine(k3s.Options{State: parts.Work}).VersionOf(ctx, parts.K3s)
+			if err != nil {
+				return usageError{err, "name a k3s that runs with --k3s-binary"}
+			}
+			parts.K3sVersion = version.String()
+		}
 		if beside := filepath.Join(filepath.Dir(parts.K3s), "k3s-images.txt"); list == "" {
 			if _, err := os.Stat(beside); err == nil {
 				list = beside
@@ -527,18 +535,37 @@ type bundleFlags struct {
 }
 
 func (b *bundleFlags) register(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&b.file, "bundle", "", "take everything from this file of llmbox bundle create, or - for standard input; no network is needed")
+	cmd.Flags().StringVar(&b.file, "bundle", "", "take everything from this file of llmbox bundle create, or - for standard input; nothing is downloaded")
 	b.trust.register(cmd, "bundle-")
 }
 
-// take opens the bundle before anything is looked at, and has the box be the one that is
-// in it.
+// opened opens the bundle, where one was named and it is not open yet, before anything
+// is looked at.
+func (b *bundleFlags) opened(ctx context.Context, cmd *cobra.Command, a *app, flags *boxFlags) error {
+	if b.file == "" || b.open != nil {
+		return nil
+	}
+	return b.take(ctx, cmd, a, flags)
+}
+
+func (b *bundleFlags) close() {
+	if b.open != nil {
+		b.open.close()
+	}
+}
+
+// read opens the bundle and refuses one that is of no use here.
+func (b *bundleFlags) read(a *app) (err error) {
+	b.open, err = a.openBundle(b.file, b.trust, bundle.Want{Architecture: runtime.GOARCH, Version: a.env.Version})
+	return err
+}
+
+// take opens the bundle and has the box be the one that is in it.
 func (b *bundleFlags) take(ctx context.Context, cmd *cobra.Command, a *app, flags *boxFlags) error {
 	if b.file == "-" && a.configFile == "-" {
 		return usageError{errors.New("--bundle and --config both read standard input"), "name a file for one of them"}
 	}
-	var err error
-	if b.open, err = a.openBundle(b.file, b.trust, bundle.Want{Architecture: runtime.GOARCH, Version: a.env.Version}); err != nil {
+	if err := b.read(a); err != nil {
 		return err
 	}
 	model := b.open.reader.Manifest().Model
@@ -588,9 +615,8 @@ func (b *bundleFlags) holds(s *settled) error {
 			return usageError{fmt.Errorf("the bundle has %s as %s, wanted is %s", i.Reference, digest, i.Digest), "make it anew with this llmbox"}
 		}
 	}
-	wanted := cmp.Or(s.box.K3s.Version, s.table.K3s.Shipped)
-	if s.box.K3s.BinaryPath == "" && !m.K3s.Named && m.K3s.Version != wanted {
-		return usageError{fmt.Errorf("the bundle has k3s %s, wanted is %s", m.K3s.Version, wanted), "make it anew, or --set k3s.version=" + m.K3s.Version}
+	if err := b.holdsK3s(s); err != nil {
+		return err
 	}
 	if s.box.Mode("weights") == config.ModeInstall && !filepath.IsAbs(s.box.Model.Name) {
 		if m.Model == nil || m.Model.Name != s.box.Model.Name || m.Model.Commit != s.box.Model.Revision {
@@ -598,6 +624,24 @@ func (b *bundleFlags) holds(s *settled) error {
 		}
 	}
 	return nil
+}
+
+// holdsK3s refuses a bundle that has another k3s than the box wants.
+func (b *bundleFlags) holdsK3s(s *settled) error {
+	has, wanted := b.open.reader.Manifest().K3s, cmp.Or(s.box.K3s.Version, s.table.K3s.Shipped)
+	if s.box.K3s.BinaryPath == "" && !has.Named && has.Version != wanted {
+		return usageError{fmt.Errorf("the bundle has k3s %s, wanted is %s", has.Version, wanted), "make it anew, or --set k3s.version=" + has.Version}
+	}
+	return nil
+}
+
+// k3sVersion is that of the k3s that the bundle will bring; empty where it brings none,
+// or nobody has said which.
+func (b *bundleFlags) k3sVersion(s *settled) string {
+	if b.open == nil || s.box.K3s.BinaryPath != "" {
+		return ""
+	}
+	return b.open.reader.Manifest().K3s.Version
 }
 
 // weights are those that the bundle will bring.
@@ -628,7 +672,7 @@ func (b *bundleFlags) into(m *installer.Machine) {
 	m.Images = nil
 	m.Bundle = &installer.Bundle{Unpack: func(ctx context.Context, progress func(done, total int64, what string)) (string, error) {
 		last := time.Time{}
-		brought, err := m.Host.Unpack(ctx, m.Want.Box, b.open.reader, func(done int64, what string) {
+		brought, err := m.Host.Unpack(ctx, m.Want, b.open.reader, func(done int64, what string) {
 			const every = 500 * time.Millisecond
 			if time.Since(last) > every {
 				last = time.Now()

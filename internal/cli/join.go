@@ -93,12 +93,14 @@ func (a *app) joinCommand() *cobra.Command {
 operator's parts among it, comes by itself. Run again, it changes nothing that is as
 wanted. llmbox uninstall takes the machine out again.`,
 		Example: `  sudo llmbox join --server https://10.0.0.5:6443 --token-file token
-  sudo llmbox join --server https://10.0.0.5:6443 --token-file - <token`,
+  sudo llmbox join --server https://10.0.0.5:6443 --token-file - <token
+  sudo llmbox join --server https://10.0.0.5:6443 --token-file token --bundle box.tar.zst    nothing is downloaded`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.runJoin(cmd, &flags, &here, server, tokenFile) },
 	}
 	flags.register(cmd)
 	here.register(cmd, &flags)
+	here.bundle.register(cmd)
 	cmd.Flags().StringVar(&server, "server", "", "URL of the box's first machine, such as https://10.0.0.5:6443")
 	cmd.Flags().StringVar(&tokenFile, "token-file", "", "file with a token of llmbox token create, or - for standard input")
 	cmd.Flags().StringVar(&a.reportFile, "report", "", "write the timeline of the run to this HTML file")
@@ -147,6 +149,8 @@ func (a *app) runJoin(cmd *cobra.Command, flags *boxFlags, here *machineFlags, s
 		return usageError{errors.New("join needs --server and --token-file"), helpOf(cmd)}
 	case here.adopt:
 		return usageError{errors.New("--adopt is for a box's first machine"), "leave out --adopt"}
+	case here.bundle.file == "-" && (tokenFile == "-" || a.configFile == "-"):
+		return usageError{errors.New("--bundle and another flag both read standard input"), "name a file for one of them"}
 	}
 	if err := checkServer(server); err != nil {
 		return err
@@ -161,7 +165,15 @@ func (a *app) runJoin(cmd *cobra.Command, flags *boxFlags, here *machineFlags, s
 		return err
 	}
 	flags.machine = host
-	look, release, err := a.admit(ctx, cmd, flags, host, here, "join", preflightFlags{gpuTimeout: gpu.HangAfter, fix: here.fix, agent: true})
+	if here.bundle.file != "" {
+		// The model is the first machine's.
+		if err := here.bundle.read(a); err != nil {
+			return err
+		}
+		defer here.bundle.close()
+	}
+	look, release, err := a.admit(ctx, cmd, flags, host, here, "join",
+		preflightFlags{gpuTimeout: gpu.HangAfter, fix: here.fix, agent: true, offline: here.bundle.file != ""})
 	if err != nil {
 		return err
 	}
@@ -169,6 +181,11 @@ func (a *app) runJoin(cmd *cobra.Command, flags *boxFlags, here *machineFlags, s
 	s, err := a.settle(ctx, cmd, flags, false, a.newLogger())
 	if err != nil {
 		return err
+	}
+	if here.bundle.open != nil {
+		if err := here.bundle.holdsK3s(s); err != nil {
+			return err
+		}
 	}
 	ctx, session, err := a.start(ctx, "llmbox join")
 	if err != nil {
@@ -178,9 +195,11 @@ func (a *app) runJoin(cmd *cobra.Command, flags *boxFlags, here *machineFlags, s
 	defer func() { err = errors.Join(err, session.end()) }()
 	want := s.wantMachine(false)
 	want.Join = &machine.Join{URL: strings.TrimRight(server, "/"), Token: token}
+	self := &installer.Machine{Host: host, Found: look.found, Want: want}
+	here.bundle.into(self)
 	_, err = installer.Join(ctx, installer.Options{
 		Target:  installer.Target{Plan: s.plan, Recorded: s.recorded},
-		Machine: &installer.Machine{Host: host, Found: look.found, Want: want},
+		Machine: self,
 		Version: a.env.Version, Ignore: here.ignore, Sink: session.sink, Log: session.log, Interrupt: session.interrupt,
 	})
 	return err

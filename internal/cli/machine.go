@@ -33,7 +33,7 @@ type machineFlags struct {
 	fix       bool
 	// upgrade says that versions may change.
 	upgrade bool
-	// bundle is where everything comes from; only install has it.
+	// bundle is where everything comes from.
 	bundle bundleFlags
 }
 
@@ -90,12 +90,10 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 		return err
 	}
 	flags.machine = host
-	if here.bundle.file != "" {
-		if err := here.bundle.take(ctx, cmd, a, flags); err != nil {
-			return err
-		}
-		defer here.bundle.open.close()
+	if err := here.bundle.opened(ctx, cmd, a, flags); err != nil {
+		return err
 	}
+	defer here.bundle.close()
 	name := "install"
 	if here.upgrade {
 		name = "upgrade"
@@ -132,7 +130,7 @@ func (a *app) installHere(cmd *cobra.Command, flags *boxFlags, here *machineFlag
 		}
 	}
 	if !here.upgrade {
-		from, to, err := a.k3sVersions(ctx, s)
+		from, to, err := a.k3sVersions(ctx, s, here)
 		if err != nil {
 			return err
 		}

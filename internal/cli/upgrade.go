@@ -28,12 +28,14 @@ It goes by one minor of Kubernetes at a time and never back.`,
 		Example: `  sudo llmbox upgrade
   sudo llmbox upgrade --yes --report run.html
   sudo llmbox upgrade --set k3s.version=v1.36.5+k3s1
+  sudo llmbox upgrade --bundle box.tar.zst        without any network, by the llmbox that made the bundle
   llmbox upgrade --kubeconfig ~/.kube/config`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.runUpgrade(cmd, &flags, &here) },
 	}
 	flags.register(cmd)
 	here.register(cmd, &flags)
+	here.bundle.register(cmd)
 	cmd.Flags().StringVar(&a.reportFile, "report", "", "write the timeline of the run to this HTML file")
 	return cmd
 }
@@ -41,6 +43,15 @@ It goes by one minor of Kubernetes at a time and never back.`,
 func (a *app) runUpgrade(cmd *cobra.Command, flags *boxFlags, here *machineFlags) error {
 	ctx := cmd.Context()
 	onMachine := a.onThisMachine()
+	if here.bundle.file == "-" && !a.yes {
+		return usageError{errors.New("--bundle - leaves no standard input for an answer"), "say it at once: --yes"}
+	}
+	if onMachine {
+		if err := here.bundle.opened(ctx, cmd, a, flags); err != nil {
+			return err
+		}
+		defer here.bundle.close()
+	}
 	s, err := a.settle(ctx, cmd, flags, true, a.newLogger())
 	if err != nil {
 		return err
@@ -53,7 +64,7 @@ func (a *app) runUpgrade(cmd *cobra.Command, flags *boxFlags, here *machineFlags
 		return fixedError{err, "use the llmbox that made this box, or a newer one: llmbox version"}
 	}
 	if onMachine {
-		from, to, err := a.k3sVersions(ctx, s)
+		from, to, err := a.k3sVersions(ctx, s, here)
 		if err != nil {
 			return err
 		}
@@ -83,7 +94,7 @@ func (a *app) runUpgrade(cmd *cobra.Command, flags *boxFlags, here *machineFlags
 }
 
 // k3sVersions are the installed one and the one that is wanted.
-func (a *app) k3sVersions(ctx context.Context, s *settled) (from, to string, err error) {
+func (a *app) k3sVersions(ctx context.Context, s *settled, here *machineFlags) (from, to string, err error) {
 	host, err := a.thisMachine()
 	if err != nil {
 		return "", "", err
@@ -104,7 +115,7 @@ func (a *app) k3sVersions(ctx context.Context, s *settled) (from, to string, err
 		}
 		return record.Binary.Version, v.String(), nil
 	}
-	return record.Binary.Version, cmp.Or(s.box.K3s.Version, s.table.K3s.Shipped), nil
+	return record.Binary.Version, cmp.Or(here.bundle.k3sVersion(s), s.box.K3s.Version, s.table.K3s.Shipped), nil
 }
 
 func (a *app) printChanges(changes []installer.VersionChange) error {

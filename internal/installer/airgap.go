@@ -14,6 +14,11 @@ import (
 // bundleStep is the row of what came in a file.
 const bundleStep = "machine/bundle"
 
+// bundleRow announces it.
+func bundleRow() event.PlannedStep {
+	return event.PlannedStep{Step: bundleStep, Title: "Bundle", Needs: []string{machineStep}}
+}
+
 // Bundle brings what came in a file to where it belongs, before anything else begins.
 type Bundle struct {
 	// Unpack does it and says in a line what was in it.

@@ -77,7 +77,7 @@ func (o Options) announce() []event.PlannedStep {
 	}
 	images := event.PlannedStep{Step: imagesStep, Title: "Container images", Needs: []string{machineStep}}
 	if o.Machine.Bundle != nil {
-		images = event.PlannedStep{Step: bundleStep, Title: "Bundle", Needs: []string{machineStep}}
+		images = bundleRow()
 	}
 	return append([]event.PlannedStep{
 		{Step: machineStep, Title: "Preflight of this machine"},

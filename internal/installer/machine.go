@@ -56,11 +56,18 @@ func Refuse(o Options) (*event.Summary, error) {
 func Join(ctx context.Context, o Options) (*event.Summary, error) {
 	began := time.Now()
 	r := NewRun(&Plan{}, nil, nil, nil, nil, o.Sink, o.Log)
-	r.emit(event.Event{Type: event.RunStarted, Message: "Joining " + o.Machine.Want.Join.URL, Plan: []event.PlannedStep{
+	steps := []event.PlannedStep{
 		{Step: machineStep, Title: "Preflight of this machine"},
 		{Step: k3sStep, Title: "k3s", Needs: []string{machineStep}},
-	}})
+	}
+	if o.Machine.Bundle != nil {
+		steps = append(steps, bundleRow())
+	}
+	r.emit(event.Event{Type: event.RunStarted, Message: "Joining " + o.Machine.Want.Join.URL, Plan: steps})
 	err := r.admit(o)
+	if err == nil {
+		err = r.unpack(ctx, o)
+	}
 	if err == nil {
 		_, err = r.onMachine(ctx, o)
 	}

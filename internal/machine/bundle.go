@@ -37,11 +37,14 @@ func DownloadRules(box config.Box) download.Options { return downloadRules(box) 
 // Fetcher lets k3s' releases be downloaded.
 func Fetcher(client *download.Client) k3s.Fetcher { return fetcher{client} }
 
-// Unpack puts a bundle where its parts belong.
-func (h *Host) Unpack(ctx context.Context, box config.Box, b *bundle.Reader, progress func(done int64, what string)) (*Brought, error) {
-	unpacked, err := bundle.Unpack(ctx, b, bundle.Target{
-		Stage: h.at(path.Join(box.Paths.Data, "cache", "bundle")), Models: h.at(ModelDir(box)), UID: modelUser, GID: modelUser,
-	}, func(done int64, e bundle.Entry) { progress(done, e.Path) })
+// Unpack puts a bundle where its parts belong. A machine that joins another serves no
+// model from its own disk.
+func (h *Host) Unpack(ctx context.Context, want Want, b *bundle.Reader, progress func(done int64, what string)) (*Brought, error) {
+	to := bundle.Target{Stage: h.at(path.Join(want.Box.Paths.Data, "cache", "bundle")), UID: modelUser, GID: modelUser}
+	if want.Join == nil {
+		to.Models = h.at(ModelDir(want.Box))
+	}
+	unpacked, err := bundle.Unpack(ctx, b, to, func(done int64, e bundle.Entry) { progress(done, e.Path) })
 	if err != nil {
 		return nil, err
 	}
