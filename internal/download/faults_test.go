@@ -169,9 +169,8 @@ func TestKill(t *testing.T) {
 	twice := o.bytes() - size
 	t.Logf("after %d kills: %s were written and not recorded, %s (%.2f %%) sent twice, those on their way included",
 		kills, human(unrecorded), human(twice), 100*float64(twice)/size)
-	// What each connection holds or has just written, and what is not worth a note yet:
-	// 1 % of 250 MB, and the same for any file of more.
-	if most := int64(kills * (8*bufferSize + max(size/512, bufferSize) + bufferSize)); unrecorded > most {
+	// What each connection holds or has just written, and what is not worth a note yet.
+	if most := int64(kills * (9*max(size/gatherShare, leastGathered) + max(size/noteShare, leastGathered))); unrecorded > most {
 		t.Errorf("%d bytes were written and not recorded, at most %d may be", unrecorded, most)
 	}
 }

@@ -30,6 +30,10 @@ const (
 	worthwhile = 64 << 10
 	// flushAfter bounds how long bytes that arrive slowly wait in a buffer.
 	flushAfter = 100 * time.Millisecond
+	// A connection gathers at most one part in gatherShare of a file before it writes, but
+	// not less than leastGathered, and one part in noteShare may be written before that is
+	// noted: with eight connections a kill costs less than 0.4 % of a file of 64 MiB.
+	gatherShare, noteShare, leastGathered = 8192, 1024, 32 << 10
 	// syncBytes and syncAfter are how much the crash of a machine can cost.
 	syncBytes = 64 << 20
 	syncAfter = 5 * time.Second
@@ -675,7 +679,7 @@ func (j *job) receive(src *source, seg *segment, resp *http.Response, skip int64
 	pos := seg.at
 	for {
 		buffer, _ := j.c.buffers.Get().(*[]byte)
-		n, readErr := j.fill(seg, pos, resp.Body, *buffer)
+		n, readErr := j.fill(seg, pos, resp.Body, (*buffer)[:j.gather()])
 		kept := false
 		if n > 0 {
 			if kept, err = j.store(src, seg, pos, buffer, n); err != nil {
@@ -700,6 +704,14 @@ func (j *job) receive(src *source, seg *segment, resp *http.Response, skip int64
 			return got, &SizeError{URL: at, Want: j.file.Size, Got: pos}
 		}
 	}
+}
+
+// gather is how much a connection gathers before it writes: what a process that is killed
+// loses must be small beside the file, too.
+func (j *job) gather() int64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return min(max(j.size/gatherShare, leastGathered), bufferSize)
 }
 
 func (j *job) endOf(seg *segment) int64 {
@@ -756,7 +768,7 @@ func (j *job) store(src *source, seg *segment, pos int64, buffer *[]byte, n int)
 	j.unsynced += int64(n)
 	j.unnoted += int64(n)
 	var note spans
-	if j.unnoted >= max(j.size/512, bufferSize) {
+	if j.unnoted >= max(j.size/noteShare, leastGathered) {
 		j.unnoted = 0
 		j.sequence++
 		note = slices.Clone(j.done)
