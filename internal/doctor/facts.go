@@ -160,13 +160,56 @@ func (f *facts) gatherTexts() {
 		case strings.HasPrefix(name, "kubectl"), strings.HasPrefix(name, "journalctl"), strings.HasPrefix(name, "helm"), strings.HasPrefix(name, "llmbox"):
 			kind = "command"
 		}
-		if t := f.Command(name); kind != "" && t.Data != "" {
+		t := f.Command(name)
+		if kind == "k3s" {
+			t.Data = lately(t.Data)
+		}
+		if kind != "" && t.Data != "" {
 			f.texts = append(f.texts, text{place: t.Place, kind: kind, data: t.Data})
 		}
 	}
 	for _, name := range f.Glob("/var/lib/rancher/k3s/agent/containerd/*.log") {
 		f.texts = append(f.texts, text{place: "host" + name, kind: "containerd", data: f.File(name).Data})
 	}
+}
+
+// stamp is a time in a line of k3s's log: journald's, k3s's own, or that of Kubernetes'
+// parts (k8s.io/klog). Some name no year and none its zone.
+var stamp = regexp.MustCompile(`^([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) |^[IWEF](\d{4} \d\d:\d\d:\d\d)\.|^time="(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)`)
+
+func stamped(line string) (at time.Time, form int, ok bool) {
+	m := stamp.FindStringSubmatch(line)
+	if m == nil {
+		return time.Time{}, 0, false
+	}
+	for i, layout := range []string{time.Stamp, "0102 15:04:05", "2006-01-02T15:04:05"} {
+		if m[i+1] != "" {
+			at, err := time.Parse(layout, m[i+1])
+			return at, i, err == nil
+		}
+	}
+	return time.Time{}, 0, false
+}
+
+// lately is the end of k3s's log that tells of now: it goes on for weeks, and what it
+// complained of an hour before its last line is history. Lines are compared with the last
+// of their own form, so that no zone has to be known.
+func lately(log string) string {
+	const span = 10 * time.Minute
+	var last [3]time.Time
+	lines := strings.SplitAfter(log, "\n")
+	for _, line := range lines {
+		if at, form, ok := stamped(line); ok {
+			last[form] = at
+		}
+	}
+	begin := 0
+	for i, line := range lines {
+		if at, form, ok := stamped(line); ok && last[form].Sub(at) > span {
+			begin = i + 1
+		}
+	}
+	return strings.Join(lines[begin:], "")
 }
 
 func waitingText(w *corev1.ContainerStateWaiting) string {
