@@ -296,6 +296,9 @@ func TestNodeIPOnlyWithAChoice(t *testing.T) {
 		"the first where nothing differs": {[]Address{address("eth0", "10.0.0.5/24", false), address("eth1", "10.0.1.5/24", false)}, "10.0.0.5", nil},
 		"the same twice is one":           {[]Address{address("eth0", "10.0.0.5/24", true), address("eth1", "10.0.0.5/32", false)}, "", nil},
 		"none":                            {[]Address{lo, docker, six, local}, "", ErrNoAddress},
+		"a dummy for want of a network":   {[]Address{lo, address("dummy0", "203.0.113.254/31", true)}, "", nil},
+		"a network without a gateway":     {[]Address{address("dummy0", "203.0.113.254/31", true), address("eth0", "10.0.0.5/24", false)}, "10.0.0.5", nil},
+		"a dummy that leads nowhere":      {[]Address{lo, address("dummy0", "10.8.0.1/24", false)}, "", ErrNoAddress},
 	} {
 		got, err := NodeIPDropIn(test.addresses)
 		if !errors.Is(err, test.err) {

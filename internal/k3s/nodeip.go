@@ -27,17 +27,25 @@ func virtual(name string) bool {
 	}, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
+// deadEnd says that an interface is what k3s wants a machine without a network to have: a
+// dummy that the default route leads to (docs.k3s.io/installation/airgap).
+func deadEnd(a Address) bool { return a.Default && strings.HasPrefix(a.Interface, "dummy") }
+
 // candidates are the addresses that a node could have, the best first: on the
 // interface of the default route, private before public, and else as the kernel lists
 // them. Only IPv4, for the networks of pods and services are.
 func candidates(addresses []Address) []netip.Addr {
 	kept := slices.DeleteFunc(slices.Clone(addresses), func(a Address) bool {
 		addr := a.Prefix.Addr()
-		return virtual(a.Interface) || !addr.Is4() || !addr.IsGlobalUnicast() || addr.IsLinkLocalUnicast()
+		return virtual(a.Interface) && !deadEnd(a) || !addr.Is4() || !addr.IsGlobalUnicast() || addr.IsLinkLocalUnicast()
 	})
 	rank := func(a Address) [3]int {
 		r := [3]int{1, 0, 1}
-		if a.Default {
+		switch {
+		case deadEnd(a):
+			// A network that leads nowhere else is still one.
+			r[0] = 2
+		case a.Default:
 			r[0], r[1] = 0, a.Metric
 		}
 		if a.Prefix.Addr().IsPrivate() {

@@ -15,8 +15,9 @@ import (
 
 const (
 	// killRounds bounds how often processes are looked for again: one that is being
-	// started while the others end shows up in the next round.
-	killRounds = 10
+	// started while the others end shows up in the next round, and on a busy machine one
+	// with much memory takes seconds to end (20 s in all).
+	killRounds = 100
 	killPause  = 200 * time.Millisecond
 	// unmountTries is how often a busy mount is tried before it is detached: what held
 	// it has just been ended.
