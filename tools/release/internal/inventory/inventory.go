@@ -120,7 +120,11 @@ func Sources(ctx context.Context, p Program) ([]Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listing the packages of %s: %w: %s", p.Package, err, strings.TrimSpace(stderr.String()))
 	}
-	return parseList(out)
+	goroot, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
+	if err != nil {
+		return nil, fmt.Errorf("asking for GOROOT: %w", err)
+	}
+	return parseList(out, strings.TrimSpace(string(goroot)))
 }
 
 type listed struct {
@@ -136,7 +140,7 @@ type listedModule struct {
 	Replace                 *listedModule
 }
 
-func parseList(data []byte) ([]Source, error) {
+func parseList(data []byte, goroot string) ([]Source, error) {
 	byPath := map[string]*Source{}
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	for {
@@ -151,7 +155,7 @@ func parseList(data []byte) ([]Source, error) {
 		from := one.Module
 		switch {
 		case one.Standard:
-			from = &listedModule{Path: "std"}
+			from = &listedModule{Path: "std", Dir: goroot}
 		case from == nil:
 			return nil, fmt.Errorf("package %s belongs to no module", one.ImportPath)
 		case from.Main:

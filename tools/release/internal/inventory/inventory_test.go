@@ -14,7 +14,7 @@ func TestParseList(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := parseList(data)
+	got, err := parseList(data, "/go")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,14 +22,14 @@ func TestParseList(t *testing.T) {
 		{Module{"example.org/a", "v1.0.0", "h1:a"}, "/mod/a@v1.0.0", []string{"/mod/a@v1.0.0", "/mod/a@v1.0.0/sub"}},
 		// What was linked is the replacement; the program itself is nobody's module.
 		{Module{"example.org/fork", "v2.0.0", "h1:f"}, "/mod/fork@v2.0.0", []string{"/mod/fork@v2.0.0"}},
-		{Module{Path: "std"}, "", []string{"/go/src/fmt"}},
+		{Module{Path: "std"}, "/go", []string{"/go/src/fmt"}},
 	}
 	if !slices.EqualFunc(got, want, func(a, b Source) bool {
-		return a.Module == b.Module && (a.Dir == b.Dir || a.Path == "std") && slices.Equal(a.Packages, b.Packages)
+		return a.Module == b.Module && a.Dir == b.Dir && slices.Equal(a.Packages, b.Packages)
 	}) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
-	if _, err := parseList([]byte(`{"ImportPath": "nowhere"}`)); err == nil {
+	if _, err := parseList([]byte(`{"ImportPath": "nowhere"}`), "/go"); err == nil {
 		t.Error("a package of no module was taken")
 	}
 }

@@ -34,8 +34,17 @@ const enough = 75
 
 var (
 	licenceName = regexp.MustCompile(`(?i)^(licen[cs]e|copying|unlicense)([.-].*)?$`)
-	noticeName  = regexp.MustCompile(`(?i)^(notice|patents?|copyright)([.-].*)?$`)
+	// What is for documentation alone is not in a binary.
+	docsName   = regexp.MustCompile(`(?i)[.-]docs?$`)
+	noticeName = regexp.MustCompile(`(?i)^(notice|patents?|copyright)([.-].*)?$`)
 )
+
+// notLinked are texts beside linked packages that are about something else, with the reason.
+func notLinked() map[string]string {
+	return map[string]string{
+		"std src/crypto/internal/boring/LICENSE": "BoringCrypto's object files: linked with GOEXPERIMENT=boringcrypto alone",
+	}
+}
 
 // File is one text that has to travel with the binary.
 type File struct {
@@ -104,7 +113,7 @@ func textsOf(source inventory.Source) ([]File, error) {
 			}
 			for _, entry := range entries {
 				name := entry.Name()
-				if !entry.Type().IsRegular() || filepath.Ext(name) == ".go" || !licenceName.MatchString(name) && !noticeName.MatchString(name) {
+				if !entry.Type().IsRegular() || filepath.Ext(name) == ".go" || docsName.MatchString(name) || !licenceName.MatchString(name) && !noticeName.MatchString(name) {
 					continue
 				}
 				text, err := os.ReadFile(filepath.Join(dir, name))
@@ -114,6 +123,9 @@ func textsOf(source inventory.Source) ([]File, error) {
 				relative, err := filepath.Rel(source.Dir, filepath.Join(dir, name))
 				if err != nil {
 					return nil, err
+				}
+				if notLinked()[source.Path+" "+filepath.ToSlash(relative)] != "" {
+					continue
 				}
 				files = append(files, File{Name: filepath.ToSlash(relative), Text: strings.ReplaceAll(string(text), "\r\n", "\n")})
 			}

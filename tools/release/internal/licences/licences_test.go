@@ -21,6 +21,7 @@ func TestOf(t *testing.T) {
 	}{
 		{module: "mit", packages: []string{"."}, want: "MIT", files: []string{"LICENSE.md"}},
 		{module: "apache-notice", packages: []string{"."}, want: "Apache-2.0", files: []string{"LICENSE", "NOTICE"}},
+		{module: "docs", packages: []string{"."}, want: "MIT", files: []string{"LICENSE"}},
 		{module: "copyleft", packages: []string{"."}, refused: "GPL-2.0"},
 		{module: "none", packages: []string{"."}, refused: "no licence file"},
 		{module: "prose", packages: []string{"."}, refused: "of it is the text of a licence"},
