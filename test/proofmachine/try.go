@@ -131,7 +131,7 @@ func (p *proof) cut(ctx context.Context, t trial, name string) (cutoff.Account, 
 			command = p.box.uninstall()
 		}
 		if t.Kills == wholeMachine {
-			command.Kill = func(*os.Process) error { return p.box.order(ctx, "machine-kill") }
+			command.Kill = func(*os.Process) error { return p.box.cutPower(ctx) }
 		}
 		var err error
 		if killed, err = p.follow(ctx, command, name+"-killed", &t.Aim); err != nil {
