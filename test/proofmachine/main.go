@@ -19,6 +19,8 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -110,6 +112,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	seed := flags.Uint64("seed", 1, "what the moments inside steps are drawn from")
 	first := flags.Int("first", 1, "`number` of the trial to begin with, to go on with a series of the same seed")
 	last := flags.Int("last", 0, "`number` of the trial to end with (default: the last)")
+	only := flags.String("only", "", "`numbers` of the trials to make, with commas between, instead of a range")
 	chain := flags.Int("chain", 5, "how many `kills` of llmbox one growing install gets; 1 for each in one of its own")
 	rows := flags.String("rows", filepath.Join(root, "docs", "proofs", what+".jsonl"), "`file` to append to")
 	keep := flags.String("events", filepath.Join(os.TempDir(), "llmbox-"+what+"-events"), "`directory` for the events of every run")
@@ -120,8 +123,9 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if *last == 0 {
 		*last = len(trials)
 	}
-	if *first < 1 || *last > len(trials) || *first > *last {
-		return fmt.Errorf("no trials %d to %d, there are %d", *first, *last, len(trials))
+	trials, err = chosen(trials, *first, *last, *only)
+	if err != nil {
+		return err
 	}
 	p := &proof{root: root, seed: *seed, out: out, keep: *keep}
 	if p.commit, err = labproc.Commit(ctx); err != nil {
@@ -145,7 +149,26 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 			err = errors.Join(err, p.box.lab.Stop())
 		}
 	}()
-	return p.all(ctx, trials[*first-1:*last], what == "kill", max(*chain, 1))
+	return p.all(ctx, trials, what == "kill", max(*chain, 1))
+}
+
+// chosen are the trials from one number to another, or those of a list of numbers.
+func chosen(trials []trial, first, last int, only string) ([]trial, error) {
+	if only == "" {
+		if first < 1 || last > len(trials) || first > last {
+			return nil, fmt.Errorf("no trials %d to %d, there are %d", first, last, len(trials))
+		}
+		return trials[first-1 : last], nil
+	}
+	var out []trial
+	for text := range strings.SplitSeq(only, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > len(trials) {
+			return nil, fmt.Errorf("no trial %q, there are %d", text, len(trials))
+		}
+		out = append(out, trials[n-1])
+	}
+	return out, nil
 }
 
 func (p *proof) all(ctx context.Context, trials []trial, compare bool, chain int) error {
