@@ -871,9 +871,16 @@ func judgeModelMissing(f *facts) []finding.Finding {
 			n = *wanted
 		}
 		if n == 0 {
-			// KEDA may have scaled it to nothing on purpose.
-			if f.scaledBy(namespace, name) {
-				return note("scaled to nothing by KEDA; the first request has to wait for it", at(kind, namespace+"/"+name, "replicas: 0"))
+			if o, ok := f.scaledBy(namespace, name); ok {
+				paused := conditionIn(nestedList(o.Object, "status", "conditions"), "Paused")
+				switch {
+				case paused.status == "True":
+					return fail("0 replicas, and KEDA is paused by an annotation of "+fullName(o),
+						"kubectl -n "+namespace+" annotate scaledobject "+o.GetName()+" autoscaling.keda.sh/paused- autoscaling.keda.sh/paused-replicas-", at("scaledobjects", fullName(o), paused.String()))
+				case scalesToNothing(o):
+					// On purpose: it comes back with the first request.
+					return note("scaled to nothing by KEDA; the first request has to wait for it", at(kind, namespace+"/"+name, "replicas: 0"))
+				}
 			}
 			return fail("scaled to 0 replicas", "kubectl -n "+namespace+" scale deploy/"+name+" --replicas=1", at(kind, namespace+"/"+name, "replicas: 0"))
 		}
@@ -1135,12 +1142,22 @@ func judgeRedownload(f *facts) []finding.Finding {
 	return nil
 }
 
-// scaledBy says whether a ScaledObject has a workload.
-func (f *facts) scaledBy(namespace, name string) bool {
+// scaledBy finds the ScaledObject that says how many pods a workload has.
+func (f *facts) scaledBy(namespace, name string) (unstructuredObject, bool) {
 	list, _ := f.objects("scaledobjects")
-	return slices.ContainsFunc(list, func(o unstructuredObject) bool {
-		return o.GetNamespace() == namespace && nested(o, "spec", "scaleTargetRef", "name") == name
-	})
+	for _, o := range list {
+		if o.GetNamespace() == namespace && nested(o, "spec", "scaleTargetRef", "name") == name {
+			return o, true
+		}
+	}
+	return unstructuredObject{}, false
+}
+
+// scalesToNothing says whether a ScaledObject may leave no replica: it does where no
+// least number is named.
+func scalesToNothing(o unstructuredObject) bool {
+	least := nested(o, "spec", "minReplicaCount")
+	return least == "" || least == "0" || nested(o, "spec", "idleReplicaCount") == "0"
 }
 
 func judgeScalesToZero(f *facts) []finding.Finding {

@@ -14,7 +14,7 @@ import (
 	"github.com/llmbox-dev/llmbox/internal/finding"
 )
 
-var pulled = regexp.MustCompile(`(?:[Pp]ull(?:ing)? (?:and unpack )?image|pull(?:ing)?) \\?"([^"\\]+)\\?"`)
+var pulled = regexp.MustCompile(`(?:[Pp]ull(?:ing)? (?:and unpack )?image|pull(?:ing)?|Container image) \\?"([^"\\]+)\\?"`)
 
 // imageOf names the image of a message.
 func imageOf(t text) string {
