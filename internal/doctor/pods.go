@@ -535,8 +535,6 @@ func (f *facts) inherited(p *corev1.Pod) []string {
 	return nil
 }
 
-// judgeMissingPods finds workloads that ask for pods which nobody made, or that are not
-// ready.
 // ours says whether llmbox made a namespace.
 func (f *facts) ours(namespace string) bool {
 	list, _ := f.objects("namespaces")
@@ -552,6 +550,8 @@ func (f *facts) scaledToNothing(namespace, name string) bool {
 	})
 }
 
+// judgeMissingPods finds workloads that ask for pods which nobody made, or that are not
+// ready.
 func judgeMissingPods(f *facts) []finding.Finding {
 	if !f.had["deployments"] && !f.had["statefulsets"] && !f.had["daemonsets"] {
 		return nil

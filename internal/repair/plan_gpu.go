@@ -200,8 +200,6 @@ func planDevChar(p *planner, found []finding.Finding) {
 // runtimeConfig is what k3s tells its containerd.
 const runtimeConfig = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
 
-// planRestart also comes after repairs that a running k3s takes note of only when it
-// starts.
 // k3sAgain restarts a k3s that runs: by its unit, or by ending it where a supervisor of
 // llmbox's starts it again.
 func (p *planner) k3sAgain() ([]Step, []Check) {
@@ -222,6 +220,8 @@ func (p *planner) k3sAgain() ([]Step, []Check) {
 		}
 }
 
+// planRestart also comes after repairs that a running k3s takes note of only when it
+// starts.
 func planRestart(p *planner, found []finding.Finding) {
 	after := p.after(Toolkit, AppArmor)
 	steps, verify := p.k3sAgain()
