@@ -243,7 +243,9 @@ func (m *booted) killIn(t *testing.T, step string) {
 	}
 	// nsenter and env have become llmbox, or wait for it as their child.
 	for _, pid := range strings.Fields(m.must(t, "pgrep", "-f", "^/lab/llmbox install")) {
-		m.must(t, "kill", "-KILL", pid)
+		// The one that waits ends with the one it waits for; whether it was in time is
+		// seen below.
+		_, _ = m.run("kill", "-KILL", pid)
 	}
 	if err := cmd.Wait(); err == nil {
 		t.Fatal("it was quicker than the kill")
