@@ -22,8 +22,28 @@ const (
 	drop       = "/etc/rancher/k3s/config.yaml.d/99-fault.yaml"
 )
 
-// runtimeProgram is where k3s looks for NVIDIA's container runtime when it starts.
-const runtimeProgram = "/usr/bin/nvidia-container-runtime"
+// noRuntime takes NVIDIA's container runtime from where k3s looks for it when it starts,
+// and runtimeBack brings it back: /usr is the outer machine's, and lies below a layer of
+// the machine's own meanwhile.
+const (
+	noRuntime = `mkdir -p /root/upper /root/work && mount -t overlay overlay -o lowerdir=/usr/bin,upperdir=/root/upper,workdir=/root/work /usr/bin &&
+rm /usr/bin/nvidia-container-runtime`
+	runtimeBack = "umount -l /usr/bin && rm -rf /root/upper /root/work"
+)
+
+// listener takes the API server's port as soon as it is free, as another program would.
+const listener = `setsid python3 -c '
+import os, socket, time
+open("/run/fault.pid", "w").write(str(os.getpid()))
+while True:
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        s.bind(("0.0.0.0", 6443)); s.listen(); break
+    except OSError:
+        time.sleep(0.05)
+time.sleep(3600)' </dev/null >/dev/null 2>&1 &
+`
 
 func machineFaults() []fault {
 	slow := 3 * time.Minute
@@ -38,12 +58,14 @@ func machineFaults() []fault {
 		},
 		{
 			name: "service-network-dropped", want: wants("net.service_route", "net.firewall"),
-			inject: shell("iptables -I OUTPUT -d 10.43.0.0/16 -j DROP && iptables -I FORWARD -d 10.43.0.0/16 -j DROP"),
-			revert: shell("iptables -D OUTPUT -d 10.43.0.0/16 -j DROP; iptables -D FORWARD -d 10.43.0.0/16 -j DROP"),
+			// Before kube-proxy's rules, which give them other addresses.
+			inject: shell("iptables -t raw -I OUTPUT -d 10.43.0.0/16 -j DROP && iptables -t raw -I PREROUTING -d 10.43.0.0/16 -j DROP"),
+			revert: shell("iptables -t raw -D OUTPUT -d 10.43.0.0/16 -j DROP; iptables -t raw -D PREROUTING -d 10.43.0.0/16 -j DROP"),
 		},
 		{
 			name: "service-rules-gone", want: wants("net.service_route"),
-			inject: shell(send(proxy, "STOP") + "iptables -t nat -F KUBE-SERVICES"), revert: shell(send(proxy, "CONT")),
+			// Its canary goes too, by which kube-proxy sees that it has to write everything.
+			inject: shell(send(proxy, "STOP") + "iptables -t nat -F KUBE-SERVICES; iptables -t nat -X KUBE-PROXY-CANARY"), revert: shell(send(proxy, "CONT")),
 		},
 		{
 			name: "node-address-lost", want: wants("net.node_ip_lost"),
@@ -73,17 +95,17 @@ fallocate -l $((free - size * 15 / 1000)) /var/lib/kubelet/fault`),
 		},
 		{
 			name: "nvidia-runtime-gone", want: wants("toolkit.installed", "runtime.handler_missing"), patience: slow,
-			inject: inOrder(shell("mount --bind /dev/null "+runtimeProgram), restartK3s, noPods("llm", "app.kubernetes.io/name=model-server")),
-			revert: inOrder(shell("umount "+runtimeProgram), restartK3s),
+			inject: inOrder(shell(noRuntime), restartK3s, noPods("llm", "app.kubernetes.io/name=model-server")),
+			revert: inOrder(shell(runtimeBack), restartK3s),
 		},
 		{
 			name: "nvidia-runtime-after-k3s", want: wants("runtime.handler_missing"), patience: slow,
-			inject: inOrder(shell("mount --bind /dev/null "+runtimeProgram), restartK3s, shell("umount "+runtimeProgram), noPods("llm", "app.kubernetes.io/name=model-server")),
+			inject: inOrder(shell(noRuntime), restartK3s, shell(runtimeBack), noPods("llm", "app.kubernetes.io/name=model-server")),
 			revert: restartK3s,
 		},
 		{
 			name: "k3s-misconfigured", want: wants("k3s.config"), patience: slow,
-			inject: inOrder(shell("mkdir -p "+filepath.Dir(drop)+" && echo 'no-such-setting: true' > "+drop), shell(send(k3sName, "KILL"))),
+			inject: inOrder(shell("mkdir -p "+filepath.Dir(drop)+" && echo 'disable: [not, closed' > "+drop), shell(send(k3sName, "KILL"))),
 			revert: inOrder(shell("rm -f "+drop), served),
 		},
 		{
@@ -93,8 +115,7 @@ fallocate -l $((free - size * 15 / 1000)) /var/lib/kubelet/fault`),
 		},
 		{
 			name: "api-port-taken", want: wants("k3s.port_conflict"), patience: slow,
-			inject: shell(send(k3sName, "KILL") + `setsid sh -c 'while [ ! -e /run/fault-over ]; do busybox nc -l -p 6443 -e true; done' </dev/null >/dev/null 2>&1 &`),
-			revert: inOrder(shell("touch /run/fault-over; "+send("nc", "KILL")+"sleep 1; rm /run/fault-over"), served),
+			inject: shell(listener + send(k3sName, "KILL")), revert: inOrder(shell("kill $(cat /run/fault.pid)"), served),
 		},
 		{
 			name: "k3s-stopped", want: wants("k3s.service"),
