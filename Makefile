@@ -104,6 +104,10 @@ e2e-full: lab-node-full lab-machine ## Install everything on a real node and let
 e2e-systemd: lab-machine ## Have a real systemd in a container run what llmbox installs (root; systemd-container, debootstrap)
 	cd test/lab && LLMBOX_E2E=full go test -count=1 -v -timeout 40m -run '^TestSystemd$$' ./e2e
 
+.PHONY: e2e-bundle
+e2e-bundle: lab-machine lab-node-gateway ## A box from a bundle on a machine without a cable, and one that joins by it (root; ten minutes)
+	cd test/lab && LLMBOX_E2E=full go test -count=1 -v -timeout 40m -run '^(TestBundle|TestJoinFromABundle)$$' ./e2e
+
 .PHONY: rehearse
 rehearse: lab ## Run the whole install against a real API server (ARGS='--gpu h100 --gpus 8')
 	bin/llmbox rehearse $(ARGS)
@@ -202,6 +206,10 @@ bench-install: lab-helm ## Install by llmbox and by the helm CLI on one lab, and
 .PHONY: bench-download
 bench-download: ## Download one file by llmbox, curl and aria2c (Debian packages), verified and synced (ARGS='-mib 4096')
 	go run ./test/benchdownload $(ARGS)
+
+.PHONY: bench-bundle
+bench-bundle: ## Make a bundle by llmbox and an archive of the same data by tar | zstd -T0, both synced (ARGS='-mib 8192')
+	go run ./test/benchbundle $(ARGS)
 
 .PHONY: proof-crash
 proof-crash: lab ## Kill installs with SIGKILL and run them again; appends to docs/proofs/crash.jsonl
