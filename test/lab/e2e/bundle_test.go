@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/llmbox-dev/llmbox/test/internal/trace"
@@ -37,12 +38,11 @@ docker.io/rancher/mirrored-library-busybox:1.35.0
 	// deadEnd is what preflight tells to make of a dummy on a machine without a network,
 	// made of a pair of which both ends are on the machine, as this kernel knows no dummy.
 	// Without ARP it swallows everything, as a dummy does.
-	deadEnd = `ip link delete uplink
-ip link add deadend type veth peer name deadend-far
-ip link set deadend arp off up
-ip link set deadend-far arp off up
-ip address add 203.0.113.254/31 dev deadend
-ip route add default via 203.0.113.255 dev deadend metric 1000
+	deadEnd = `ip link add dummy0 type veth peer name dummy0-far
+ip link set dummy0 arp off up
+ip link set dummy0-far arp off up
+ip address add 203.0.113.254/31 dev dummy0
+ip route add default via 203.0.113.255 dev dummy0 metric 1000
 `
 )
 
@@ -60,17 +60,11 @@ func TestBundle(t *testing.T) {
 	h.machine = h.Machines[0].Name
 	maker := h.others()[0]
 	for _, m := range []*host{h, maker} {
-		m.furnish(t)
-		// No pod runs the image of the global rate limit, and the lab has none.
-		m.must(t, "sed", "-i", "s|docker.io/envoyproxy/ratelimit:[^ ]*|registry.k8s.io/pause:3.10|", "/root/box.yaml")
+		m.furnishForBundle(t)
 	}
-	maker.write(t, "/root/k3s-images.txt", 0o644, standinImages)
 
 	if !t.Run("create", func(t *testing.T) {
-		r := maker.plain(t, nil, "bundle", "create", "--config", "/root/box.yaml", "--without", without(true),
-			"--k3s-binary", "/lab/programs/k3s-standin", "--k3s-images", "/root/k3s-images.txt", "-o", bundleFile)
-		r.ends(t, 0)
-		t.Logf("%.1f s: %s", r.took.Seconds(), r.said)
+		maker.makeBundle(t)
 		if left := maker.must(t, "find", "/root", "-name", "box.tar.zst.*", "!", "-name", "*.digest"); left != "" {
 			t.Errorf("it leaves %s", left)
 		}
@@ -92,7 +86,7 @@ func TestBundle(t *testing.T) {
 		t.Logf("%.1f s: %s", r.took.Seconds(), strings.TrimSpace(r.out))
 	})
 
-	h.must(t, "sh", "-ec", deadEnd)
+	h.must(t, "sh", "-ec", "ip link delete uplink; "+deadEnd)
 	t.Run("what is meant for the outside is counted", func(t *testing.T) {
 		a := &airgapped{host: h}
 		before := a.sent(t)
@@ -144,6 +138,85 @@ func TestBundle(t *testing.T) {
 	h.stop(t)
 }
 
+// TestJoinFromABundle has a second machine join that reaches the first one and nothing
+// else.
+func TestJoinFromABundle(t *testing.T) {
+	onlyWhereAsked(t, true)
+	bin := binDir(t)
+	for _, name := range []string{"k3s-standin", "envoy-gateway", "proxy-standin"} {
+		if _, err := os.Stat(filepath.Join(bin, "lab", name)); err != nil {
+			t.Skipf("%v: run `make lab-machine lab-node-gateway` first", err)
+		}
+	}
+	first := startMachine(t, bin, "--model", modelName, "--nodes", "2")
+	first.machine = first.Machines[0].Name
+	second := first.others()[0]
+	first.furnishForBundle(t)
+	second.furnishForBundle(t)
+	first.makeBundle(t)
+	first.install(t).ends(t, 0)
+	token := strings.TrimSpace(firstLine(first.must(t, "/root/llmbox", "token", "create", "--ttl", "30m")))
+	second.must(t, "sh", "-ec", "ip route delete default; ip route add blackhole 10.99.0.254; "+deadEnd)
+	must(t, os.Rename(filepath.Join(first.root(), bundleFile), filepath.Join(second.root(), bundleFile)))
+	second.write(t, "/root/token", 0o600, token+"\n")
+	look := func() trace.State {
+		t.Helper()
+		state, err := trace.Take(t.Context(), func(_ context.Context, command ...string) (string, error) { return second.run(command...) })
+		must(t, err)
+		return state
+	}
+	a := &airgapped{host: second, look: look, empty: look()}
+	args := append(a.args(bundleFile), "--server", "https://"+first.Machines[0].Address+":6443", "--token-file", "/root/token")
+	args[0] = "join"
+	sent := a.sent(t)
+	for _, again := range []bool{false, true} {
+		r := second.llmbox(t, installWithin, args...)
+		r.ends(t, 0)
+		t.Logf("%.1f s", r.took.Seconds())
+		if again {
+			r.changed(t)
+		}
+	}
+	client := first.client(t)
+	eventually(t, 2*time.Minute, func(ctx context.Context) error {
+		n, err := client.CoreV1().Nodes().Get(ctx, second.machine, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if q := n.Status.Allocatable["nvidia.com/gpu"]; q.Value() != 1 {
+			return fmt.Errorf("it offers %s GPUs", q.String())
+		}
+		return nil
+	})
+	reaches(t, first, second.machine)
+	must(t, client.CoreV1().Pods("default").Delete(t.Context(), "far", metav1.DeleteOptions{}))
+	if packets := a.sent(t) - sent; packets != 0 {
+		t.Errorf("%d packets were meant for the outside", packets)
+	}
+	if out, err := second.run("ls", "-d", "/var/lib/llmbox/models"); err == nil {
+		t.Errorf("it has weights that it does not serve: %s", out)
+	}
+	a.uninstall(t)
+	first.stop(t)
+}
+
+// furnishForBundle furnishes a machine, with what a bundle of the lab needs besides.
+func (h *host) furnishForBundle(t *testing.T) {
+	t.Helper()
+	h.furnish(t)
+	// No pod runs the image of the global rate limit, and the lab has none.
+	h.must(t, "sed", "-i", "s|docker.io/envoyproxy/ratelimit:[^ ]*|registry.k8s.io/pause:3.10|", "/root/box.yaml")
+	h.write(t, "/root/k3s-images.txt", 0o644, standinImages)
+}
+
+func (h *host) makeBundle(t *testing.T) {
+	t.Helper()
+	r := h.plain(t, nil, "bundle", "create", "--config", "/root/box.yaml", "--without", without(true),
+		"--k3s-binary", "/lab/programs/k3s-standin", "--k3s-images", "/root/k3s-images.txt", "-o", bundleFile)
+	r.ends(t, 0)
+	t.Logf("%.1f s: %s", r.took.Seconds(), r.said)
+}
+
 // airgapped is a machine without a cable.
 type airgapped struct {
 	*host
@@ -160,22 +233,23 @@ func (a *airgapped) args(file string) []string {
 func (a *airgapped) install(t *testing.T, file string, stdin io.Reader) {
 	t.Helper()
 	links := a.must(t, "ls", "/sys/class/net")
-	if got := strings.Fields(links); !slices.Equal(got, []string{"deadend", "deadend-far", "lo"}) {
+	if got := strings.Fields(links); !slices.Equal(got, []string{"dummy0", "dummy0-far", "lo"}) {
 		t.Fatalf("the machine has the links %q", got)
 	}
 	sent, used := a.sent(t), a.used(t)
+	whereTo := a.listen(t)
 	r := a.plain(t, stdin, append(a.args(file), "--output", "json")...)
 	r.ends(t, 0)
 	t.Logf("installed in %.1f s", r.took.Seconds())
 	a.serves(t)
 	time.Sleep(5 * time.Second)
-	packets := a.sent(t) - sent
+	packets, to := a.sent(t)-sent, whereTo()
 	t.Logf("packets into the dead end: %d; links to the outside: none", packets)
 	if packets != 0 {
-		t.Errorf("%d packets were meant for the outside", packets)
+		t.Errorf("%d packets were meant for the outside:\n%s", packets, strings.Join(to, "\n"))
 	}
 	for _, name := range strings.Fields(a.must(t, "ls", "/sys/class/net")) {
-		known := []string{"deadend", "deadend-far", "lo", "cni0", "flannel.1"}
+		known := []string{"dummy0", "dummy0-far", "lo", "cni0", "flannel.1"}
 		if !slices.Contains(known, name) && !strings.HasPrefix(name, "veth") {
 			t.Errorf("there is a link %s", name)
 		}
@@ -248,9 +322,50 @@ func (a *airgapped) uninstall(t *testing.T) {
 // sent counts the packets that went to where the world would be.
 func (a *airgapped) sent(t *testing.T) int64 {
 	t.Helper()
-	n, err := strconv.ParseInt(strings.TrimSpace(a.must(t, "cat", "/sys/class/net/deadend/statistics/tx_packets")), 10, 64)
+	n, err := strconv.ParseInt(strings.TrimSpace(a.must(t, "cat", "/sys/class/net/dummy0/statistics/tx_packets")), 10, 64)
 	must(t, err)
 	return n
+}
+
+// listen has the kernel say which connections begin, until the returned function is
+// called: that says which were to the outside.
+func (a *airgapped) listen(t *testing.T) func() []string {
+	t.Helper()
+	var heard bytes.Buffer
+	// It ends when nobody holds its standard input any more, this test included.
+	cmd := exec.CommandContext(t.Context(), filepath.Join(a.bin, "llmbox-lab"), append(a.exec(), // #nosec G204 -- the lab's own
+		"sh", "-c", "conntrack -E -e NEW & read -r line; kill $!")...)
+	cmd.Stdout, cmd.WaitDelay = &heard, time.Second
+	lifeline, err := cmd.StdinPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	return func() []string {
+		_ = lifeline.Close()
+		_ = cmd.Wait()
+		seen := map[string]int{}
+		for line := range strings.Lines(heard.String()) {
+			to := ""
+			for _, field := range strings.Fields(line) {
+				switch key, value, _ := strings.Cut(field, "="); {
+				case key == "dst" && to == "":
+					to = value
+				case key == "dport" && !strings.Contains(to, ":"):
+					to += ":" + value
+				case key == "src" && to == "":
+					line = value
+				}
+			}
+			if !slices.ContainsFunc([]string{"10.42.", "10.43.", "127.", "203.0.113.254:"}, func(p string) bool { return strings.HasPrefix(to, p) }) {
+				seen[line+" to "+to]++
+			}
+		}
+		var out []string
+		for what, n := range seen {
+			out = append(out, fmt.Sprintf("%d times from %s", n, what))
+		}
+		slices.Sort(out)
+		return out
+	}
 }
 
 // used are the bytes that the machine's disk holds, each block once.
