@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/llmbox-dev/llmbox/internal/cluster"
 )
@@ -255,14 +256,19 @@ func giveBack(ctx context.Context, kube kubernetes.Interface, me string) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	leases := kube.CoordinationV1().Leases(SystemNamespace)
-	lease, err := leases.Get(ctx, leaseName, metav1.GetOptions{})
-	if err != nil || held(lease) != me {
-		return
-	}
-	lease.Spec.HolderIdentity = nil
-	lease.Spec.RenewTime = nil
-	// Not given back, it expires by itself.
-	_, _ = leases.Update(ctx, lease, metav1.UpdateOptions{})
+	// The API server can still be at work on the last renewal, which was called off: then
+	// the lease is another when it is written than when it was read. Not given back, it
+	// expires by itself.
+	_ = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		lease, err := leases.Get(ctx, leaseName, metav1.GetOptions{})
+		if err != nil || held(lease) != me {
+			return err
+		}
+		lease.Spec.HolderIdentity = nil
+		lease.Spec.RenewTime = nil
+		_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
+		return err
+	})
 }
 
 func hold(lease *coordinationv1.Lease, me string) {

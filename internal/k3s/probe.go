@@ -145,6 +145,7 @@ func (p *apiProber) nodes(ctx context.Context, client kubernetes.Interface, v *V
 		for _, c := range node.Status.Conditions {
 			if c.Type == corev1.NodeReady {
 				state.Ready, state.Reason, state.Message = c.Status == corev1.ConditionTrue, c.Reason, c.Message
+				state.Heartbeat = c.LastHeartbeatTime.Time
 			}
 		}
 		v.Nodes = append(v.Nodes, state)

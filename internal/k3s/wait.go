@@ -20,14 +20,18 @@ const (
 type NodeState struct {
 	Name  string
 	Ready bool
-	// Reason and Message are those of the condition Ready.
+	// Reason and Message are those of the condition Ready, Heartbeat when the kubelet last
+	// said so; zero where that is not known.
 	Reason, Message string
+	Heartbeat       time.Time
 }
 
 // View is all that readiness is judged by.
 type View struct {
 	Process ProcessState
-	Log     LogVerdict
+	// Began is when that process was started; zero where that is not known.
+	Began time.Time
+	Log   LogVerdict
 	// Kubeconfig says that k3s has written it.
 	Kubeconfig bool
 	// APIReady says that /readyz answers ok; APIWhy is what it or the connection says.
@@ -110,6 +114,8 @@ func JudgeReady(v View, w WaitFor) ReadyVerdict {
 		return ReadyVerdict{Stage: StageNode, Waiting: because("the node to register", v.Log.Message)}
 	case !node.Ready:
 		return ReadyVerdict{Stage: StageNode, Waiting: because("node "+node.Name, shown(strings.TrimPrefix(node.Reason+": "+node.Message, ": ")), v.Log.Message)}
+	case v.stale(*node):
+		return ReadyVerdict{Stage: StageNode, Waiting: because("the kubelet of node "+node.Name+" to report", v.Log.Message)}
 	case w.Role == Agent:
 	case !w.NoDNS && !v.DNSReady:
 		return ReadyVerdict{Stage: StageDNS, Waiting: because("CoreDNS", v.DNSWhy)}
@@ -117,6 +123,18 @@ func JudgeReady(v View, w WaitFor) ReadyVerdict {
 		return ReadyVerdict{Stage: StageStorage, Waiting: "a default StorageClass"}
 	}
 	return ReadyVerdict{Stage: StageReady, Waiting: "ready"}
+}
+
+// stale says that a node's state is of before this start of k3s: for the first half minute
+// after a power cut the API knows no better than that all was well.
+func (v View) stale(node NodeState) bool {
+	// A kubelet reports when it starts, and every five minutes (the default of its
+	// nodeStatusReportFrequency); times of the API are whole seconds.
+	const reports = 6 * time.Minute
+	if v.Began.IsZero() || node.Heartbeat.IsZero() || time.Since(v.Began) > reports {
+		return false
+	}
+	return node.Heartbeat.Before(v.Began.Truncate(time.Second))
 }
 
 func failureText(f *Failure) string {
@@ -216,6 +234,9 @@ func (m *Machine) view(ctx context.Context, svc Service, w WaitFor, since time.T
 	var err error
 	if v.Process, err = svc.State(ctx); err != nil {
 		return v, fmt.Errorf("looking at the service: %w", err)
+	}
+	if v.Process.Running {
+		v.Began, _ = m.startTime(ctx, v.Process.Start)
 	}
 	lines, err := svc.Lines(ctx, since)
 	if err != nil {

@@ -47,6 +47,15 @@ func TestJudgeReady(t *testing.T) {
 		"node not ready": {func(v *View, _ *WaitFor) {
 			v.Nodes = []NodeState{{Name: "gpu-box", Reason: "KubeletNotReady", Message: "cni plugin not initialized"}}
 		}, StageNode, "node gpu-box: KubeletNotReady: cni plugin not initialized", ""},
+		"well before the power was cut": {func(v *View, _ *WaitFor) {
+			v.Began, v.Nodes[0].Heartbeat = time.Now().Add(-5*time.Second), time.Now().Add(-40*time.Second)
+		}, StageNode, "the kubelet of node gpu-box to report", ""},
+		"heard of since it started": {func(v *View, _ *WaitFor) {
+			v.Began, v.Nodes[0].Heartbeat = time.Now().Add(-5*time.Second), time.Now().Add(-5*time.Second).Truncate(time.Second)
+		}, StageReady, "ready", ""},
+		"its clock was set meanwhile": {func(v *View, _ *WaitFor) {
+			v.Began, v.Nodes[0].Heartbeat = time.Now().Add(-time.Hour), time.Now().Add(-2*time.Hour)
+		}, StageReady, "ready", ""},
 		"any name":          {func(_ *View, w *WaitFor) { w.NodeName = "" }, StageReady, "ready", ""},
 		"no DNS":            {func(v *View, _ *WaitFor) { v.DNSReady, v.DNSWhy = false, "ImagePullBackOff: x" }, StageDNS, "CoreDNS: ImagePullBackOff: x", ""},
 		"DNS not wanted":    {func(v *View, w *WaitFor) { v.DNSReady, w.NoDNS = false, true }, StageReady, "ready", ""},

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -182,28 +183,34 @@ func killInside(entered *os.Process) error {
 	return nil
 }
 
-// cutPower ends the machine's first process, and with it every other at once, and lets the
-// lab know after that: its own switch is too slow for what is done within milliseconds.
+// cutPower throws the machine's switch without a program in between: what is done within
+// milliseconds would be over before that has started.
 func (b *box) cutPower(ctx context.Context) error {
-	raw, err := os.ReadFile(filepath.Join(b.lab.Dir, "machines.json"))
+	ctx, cancel := context.WithTimeout(ctx, lookLimit)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(b.lab.Dir, "control.sock"))
 	if err != nil {
-		return fmt.Errorf("looking for the machine's first process: %w", err)
-	}
-	var machines []struct {
-		Init struct {
-			PID int `json:"pid"`
-		} `json:"init"`
-	}
-	if err := json.Unmarshal(raw, &machines); err != nil {
-		return fmt.Errorf("looking for the machine's first process: %w", err)
-	}
-	if len(machines) != 1 || machines[0].Init.PID <= 1 {
-		return fmt.Errorf("looking for the machine's first process: there are %d machines, or it is off", len(machines))
-	}
-	if err := syscall.Kill(machines[0].Init.PID, syscall.SIGKILL); err != nil {
 		return fmt.Errorf("cutting the machine's power: %w", err)
 	}
-	return b.order(ctx, "machine-kill")
+	defer func() { _ = conn.Close() }()
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := conn.SetDeadline(deadline); err != nil {
+			return fmt.Errorf("cutting the machine's power: %w", err)
+		}
+	}
+	if err := json.NewEncoder(conn).Encode(map[string]bool{"cut": true}); err != nil {
+		return fmt.Errorf("cutting the machine's power: %w", err)
+	}
+	var answer struct {
+		Error string `json:"error"`
+	}
+	if err := json.NewDecoder(conn).Decode(&answer); err != nil {
+		return fmt.Errorf("cutting the machine's power: %w", err)
+	}
+	if answer.Error != "" {
+		return fmt.Errorf("cutting the machine's power: %s", answer.Error)
+	}
+	return nil
 }
 
 // order throws the machine's switch: "machine-kill" or "reboot".

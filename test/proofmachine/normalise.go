@@ -28,11 +28,11 @@ func churns(name string) bool {
 		return true
 	}
 	// How the box came back after a boot; the undisturbed machine was not booted again.
-	if name == "/var/lib/llmbox/boot.json" {
+	if strings.TrimSpace(name) == "/var/lib/llmbox/boot.json" {
 		return true
 	}
 	return slices.ContainsFunc([]string{
-		"/var/lib/rancher/k3s/agent/containerd/", "/var/lib/rancher/k3s/server/db/", "/var/lib/kubelet/pods/", "/var/log/pods/", "/var/log/containers/",
+		"/var/lib/rancher/k3s/agent/containerd/", "/var/lib/rancher/k3s/server/db/", "/var/lib/kubelet/pods/", "/var/lib/kubelet/image_manager/", "/var/log/pods/", "/var/log/containers/",
 		"/run/k3s/", "/run/containerd/", "/run/netns/", "/var/lib/cni/", "/tmp/",
 	}, func(dir string) bool { return strings.HasPrefix(name+"/", dir) })
 }
