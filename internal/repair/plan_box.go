@@ -52,6 +52,11 @@ func planStart(p *planner, found []finding.Finding) {
 		}, found)
 		return
 	}
+	var service snapshot.Service
+	if state, _ := p.facts.Probe(snapshot.ProbeService, &service); state == snapshot.Present && service.Init == "supervised" {
+		p.decline(found, "llmbox itself keeps k3s running on this machine; sudo llmbox install starts what does so")
+		return
+	}
 	p.decline(found, "there is no unit of k3s that does not run")
 }
 

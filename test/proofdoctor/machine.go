@@ -63,16 +63,20 @@ func machineFaults() []fault {
 			revert: shell("iptables -t raw -D OUTPUT -d 10.43.0.0/16 -j DROP; iptables -t raw -D PREROUTING -d 10.43.0.0/16 -j DROP"),
 		},
 		{
-			name: "service-rules-gone", want: wants("net.service_route"),
+			name: "service-rules-gone", want: wants("net.service_route"), fix: true,
 			// Its canary goes too, by which kube-proxy sees that it has to write everything.
-			inject: shell(send(proxy, "STOP") + "iptables -t nat -F KUBE-SERVICES; iptables -t nat -X KUBE-PROXY-CANARY"), revert: shell(send(proxy, "CONT")),
+			inject: shell(send(proxy, "STOP") + "iptables -t nat -F KUBE-SERVICES; iptables -t nat -X KUBE-PROXY-CANARY"), revert: shell("(" + send(proxy, "CONT") + ")"),
 		},
 		{
-			name: "node-address-lost", want: wants("net.node_ip_lost"),
+			name: "node-address-lost", want: wants("net.node_ip_lost"), fix: true,
 			inject: shell("ip address add 10.99.0.77/24 dev uplink && ip address del " + address + "/24 dev uplink && ip route replace default via 10.99.0.254"),
-			revert: inOrder(shell("ip address del 10.99.0.77/24 dev uplink; ip address add "+address+"/24 dev uplink && ip route replace default via 10.99.0.254"), served),
+			revert: inOrder(shell("ip address del 10.99.0.77/24 dev uplink; ip address add "+address+"/24 dev uplink && ip route replace default via 10.99.0.254"), restartK3s),
 		},
-		frozen("containerd-halted", wants("runtime.containerd"), containerd),
+		func() fault {
+			f := withFix(frozen("containerd-halted", wants("runtime.containerd"), containerd))
+			f.revert = inOrder(f.revert, served)
+			return f
+		}(),
 		func() fault {
 			f := frozen("kubelet-halted", wants("node.not_ready"), kubelet)
 			f.patience = slow
@@ -99,7 +103,7 @@ fallocate -l $((free - size * 15 / 1000)) /var/lib/kubelet/fault`),
 			revert: inOrder(shell(runtimeBack), restartK3s),
 		},
 		{
-			name: "nvidia-runtime-after-k3s", want: wants("runtime.handler_missing"), patience: slow,
+			name: "nvidia-runtime-after-k3s", want: wants("runtime.handler_missing"), patience: slow, fix: true,
 			inject: inOrder(shell(noRuntime), restartK3s, shell(runtimeBack), noPods("llm", "app.kubernetes.io/name=model-server")),
 			revert: restartK3s,
 		},
