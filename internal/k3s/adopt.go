@@ -210,7 +210,23 @@ func (m *Machine) adopted(ctx context.Context, r *Record) (Outcome, error) {
 			return Outcome{}, err
 		}
 	}
-	return Outcome{Binary: r.Binary, Service: svc, Since: time.Now()}, nil
+	return Outcome{Binary: r.Binary, Service: adoptedService{Service: svc, machine: m}, Since: time.Now()}, nil
+}
+
+// adoptedService is a k3s that somebody else keeps running, by whatever means: whether it
+// runs is seen by its process.
+type adoptedService struct {
+	Service
+	machine *Machine
+}
+
+// State implements Service.
+func (s adoptedService) State(ctx context.Context) (ProcessState, error) {
+	e, err := s.machine.Existing(ctx)
+	if err != nil || e.Running {
+		return ProcessState{Running: e.Running, Exits: -1, Detail: "kept running by its owner"}, err
+	}
+	return ProcessState{Exits: -1, Detail: "its owner has to start it"}, nil
 }
 
 func (m *Machine) initOf(ctx context.Context, r *Record) (Init, error) {

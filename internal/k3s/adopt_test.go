@@ -83,7 +83,11 @@ func TestAdoptingChangesNothing(t *testing.T) {
 	}
 	out, err := m.Ensure(t.Context(), wantOf(t, m), nil)
 	if err != nil || len(out.Changed) > 0 || out.Started || out.Restarted || out.Binary.Version != "v1.35.2+k3s1" || out.Service == nil {
-		t.Errorf("%+v, %v", out, err)
+		t.Fatalf("%+v, %v", out, err)
+	}
+	// Whatever its owner keeps it running with.
+	if state, err := out.Service.State(t.Context()); err != nil || !state.Running {
+		t.Errorf("it does not run: %+v, %v", state, err)
 	}
 	if _, err := m.Adopt(t.Context()); err != nil {
 		t.Errorf("once more: %v", err)

@@ -235,7 +235,7 @@ func (m *Machine) view(ctx context.Context, svc Service, w WaitFor, since time.T
 	if v.Process, err = svc.State(ctx); err != nil {
 		return v, fmt.Errorf("looking at the service: %w", err)
 	}
-	if v.Process.Running {
+	if v.Process.Running && v.Process.Start > 0 {
 		v.Began, _ = m.startTime(ctx, v.Process.Start)
 	}
 	lines, err := svc.Lines(ctx, since)

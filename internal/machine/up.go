@@ -144,7 +144,7 @@ func (h *Host) Up(ctx context.Context, want Want, report k3s.Report) (Outcome, e
 	if err != nil {
 		return out, err
 	}
-	out.Supervised = done.Service.Init() == k3s.Supervised
+	out.Supervised = !record.Adopted && done.Service.Init() == k3s.Supervised
 	if record.Adopted {
 		if err := prepare(ctx); err != nil {
 			return out, err
