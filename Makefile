@@ -207,6 +207,10 @@ bench-install: lab-helm ## Install by llmbox and by the helm CLI on one lab, and
 bench-download: ## Download one file by llmbox, curl and aria2c (Debian packages), verified and synced (ARGS='-mib 4096')
 	go run ./test/benchdownload $(ARGS)
 
+.PHONY: bench-interrupted
+bench-interrupted: ## Kill each kind of download and go on; at most 1 % of the bytes come twice (a quiet machine)
+	LLMBOX_MEASURE=1 go test -count=1 -v -run '^TestInterrupted$$' ./internal/machine
+
 .PHONY: bench-bundle
 bench-bundle: ## Make a bundle by llmbox and an archive of the same data by tar | zstd -T0, both synced (ARGS='-mib 8192')
 	go run ./test/benchbundle $(ARGS)
