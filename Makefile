@@ -215,6 +215,10 @@ bench-interrupted: ## Kill each kind of download and go on; at most 1 % of the b
 bench-bundle: ## Make a bundle by llmbox and an archive of the same data by tar | zstd -T0, both synced (ARGS='-mib 8192')
 	go run ./test/benchbundle $(ARGS)
 
+.PHONY: bench-first-token
+bench-first-token: lab-machine lab-node-gateway lab-helm ## From an empty machine to a token over a capped link, by llmbox and part after part, beside the bound (root; an hour; ARGS='-caps 10')
+	go run ./test/benchfirsttoken $(ARGS)
+
 .PHONY: proof-crash
 proof-crash: lab ## Kill installs with SIGKILL and run them again; appends to docs/proofs/crash.jsonl
 	go run ./test/proofcrash $(ARGS)

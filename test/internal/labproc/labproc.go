@@ -56,6 +56,8 @@ type Lab struct {
 	// Dir is the lab's directory, Hub where a machine finds the model hub.
 	Dir string `json:"dir"`
 	Hub string `json:"hub"`
+	// PIDs are its processes; "node" is in the network that machines are plugged into.
+	PIDs map[string]int `json:"pids"`
 	// Machines are those to install on.
 	Machines []Machine `json:"machines"`
 
