@@ -200,7 +200,7 @@ func (b *bench) measure(ctx context.Context, r *result) error {
 	}); err != nil {
 		return err
 	}
-	b.say("path: the model server was started after %.0f s with nothing to wait for but itself (whole run %.1f s)", r.Path.startedSeconds, r.Path.Seconds)
+	b.say("path: the model server was started after %.0f s with nothing to wait for but itself (whole run %.1f s)", r.Path.StartedSeconds, r.Path.Seconds)
 
 	if dir, err = b.directory("payload"); err != nil {
 		return err
@@ -257,7 +257,7 @@ func (b *bench) compare(ctx context.Context, gbits float64, known learned, r *re
 	}); err != nil {
 		return c, err
 	}
-	c.Bound = b.p.bound(gbits, r.PayloadBytes, r.Path.startedSeconds)
+	c.Bound = b.p.bound(gbits, r.PayloadBytes, r.Path.StartedSeconds)
 	c.Ratios = ratiosOf(c.Bound.Seconds, c.Llmbox.Seconds, c.Sequential.Seconds)
 	return c, nil
 }
@@ -289,6 +289,13 @@ func (b *bench) print(c comparison, payloadBytes int64) {
 	b.say("  %-34s %8.1f s", "bound (larger of the first two + load)", c.Bound.Seconds)
 	b.say("  %-34s %8.1f s   %.3f GB passed", "llmbox", c.Llmbox.Seconds, float64(c.Llmbox.LinkBytes)/1e9)
 	b.say("  %-34s %8.1f s   %.3f GB passed", "the same parts in a row", c.Sequential.Seconds, float64(c.Sequential.LinkBytes)/1e9)
+	for _, s := range []struct {
+		name string
+		side
+	}{{"llmbox", c.Llmbox}, {"in a row", c.Sequential}} {
+		b.say("    %-32s %8.1f s   cores busy %.0f s, waiting for the disk %.0f s, idle %.0f s",
+			s.name+": server started after", s.StartedSeconds, s.Cores.Busy, s.Cores.IOWait, s.Cores.Idle)
+	}
 	for _, p := range c.Sequential.Parts {
 		b.say("    %-32s %8.1f s", p.Name, p.Seconds)
 	}

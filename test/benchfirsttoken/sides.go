@@ -36,10 +36,12 @@ type side struct {
 	// LinkBytes have passed to the machine meanwhile.
 	LinkBytes int64  `json:"link_bytes"`
 	Parts     []part `json:"parts,omitempty"`
+	// StartedSeconds is when the model server was started, by the second.
+	StartedSeconds float64 `json:"started_seconds,omitempty"`
+	// Cores are those of the whole time; the load in it leaves them alone.
+	Cores cores `json:"cores"`
 
-	// startedSeconds is when the model server was started, by the second.
-	startedSeconds float64
-	account        string
+	account string
 }
 
 // learned is what the other side is given from a box that llmbox made.
@@ -71,6 +73,10 @@ func (b *bench) byLlmbox(ctx context.Context, m *machine, loadSeconds float64) (
 	if err != nil {
 		return s, err
 	}
+	idle, err := readCores()
+	if err != nil {
+		return s, err
+	}
 	began := time.Now()
 	if err := m.fetchK3s(ctx); err != nil {
 		return s, err
@@ -93,6 +99,11 @@ func (b *bench) byLlmbox(ctx context.Context, m *machine, loadSeconds float64) (
 		return s, err
 	}
 	s.LinkBytes = after - before
+	used, err := readCores()
+	if err != nil {
+		return s, err
+	}
+	s.Cores = used.since(idle)
 	timeline := report.NewTimeline()
 	for line := range bytes.Lines(out) {
 		var e event.Event
@@ -116,7 +127,7 @@ func (b *bench) byLlmbox(ctx context.Context, m *machine, loadSeconds float64) (
 	if err := m.token(ctx, k); err != nil {
 		return s, err
 	}
-	s.startedSeconds, err = started(ctx, client, began)
+	s.StartedSeconds, err = started(ctx, client, began)
 	return s, err
 }
 
@@ -192,6 +203,10 @@ func (b *bench) sequential(ctx context.Context, m *machine, l learned) (s side, 
 	if err != nil {
 		return s, err
 	}
+	idle, err := readCores()
+	if err != nil {
+		return s, err
+	}
 	began := time.Now()
 	last := began
 	done := func(name string) {
@@ -241,7 +256,16 @@ func (b *bench) sequential(ctx context.Context, m *machine, l learned) (s side, 
 	done("first token")
 	s.Seconds = time.Since(began).Seconds()
 	after, err := m.link.sent(ctx)
+	if err != nil {
+		return s, err
+	}
 	s.LinkBytes = after - before
+	used, err := readCores()
+	if err != nil {
+		return s, err
+	}
+	s.Cores = used.since(idle)
+	s.StartedSeconds, err = started(ctx, client, began)
 	return s, err
 }
 
