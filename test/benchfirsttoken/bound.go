@@ -18,6 +18,7 @@ type parameters struct {
 	LoadSeconds      float64   `json:"load_seconds"`
 	WarmUpSeconds    float64   `json:"warm_up_seconds"`
 	LimitSeconds     float64   `json:"limit_seconds"`
+	PathRuns         int       `json:"path_runs"`
 }
 
 // leastImageBytes and leastWeightsBytes are what the comparison is worth anything from.
@@ -42,8 +43,8 @@ func loadParameters(path string) (parameters, error) {
 		err = fmt.Errorf("the image has %d bytes, and at least %d are wanted", sum(p.ImageLayerBytes), int64(leastImageBytes))
 	case sum(p.WeightsFileBytes) < leastWeightsBytes:
 		err = fmt.Errorf("the weights have %d bytes, and at least %d are wanted", sum(p.WeightsFileBytes), int64(leastWeightsBytes))
-	case len(p.Caps) == 0 || p.LoadSeconds <= 0 || p.LimitSeconds <= 0:
-		err = fmt.Errorf("caps, load_seconds and limit_seconds are needed")
+	case len(p.Caps) == 0 || p.LoadSeconds <= 0 || p.LimitSeconds <= 0 || p.PathRuns < 1:
+		err = fmt.Errorf("caps, load_seconds, limit_seconds and path_runs are needed")
 	}
 	for _, c := range p.Caps {
 		if c <= 0 {
