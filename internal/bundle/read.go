@@ -24,6 +24,7 @@ const (
 // Reader reads a bundle as it comes.
 type Reader struct {
 	manifest *Manifest
+	raw      []byte
 	digest   string
 	source   *source
 	zstd     *zstd.Decoder
@@ -69,7 +70,7 @@ func (b *Reader) begin() error {
 	if err != nil {
 		return b.broken("reading the manifest", err)
 	}
-	b.digest = digestOf(raw)
+	b.raw, b.digest = raw, digestOf(raw)
 	if b.manifest, err = decode(raw); err != nil {
 		return err
 	}
@@ -82,6 +83,27 @@ func (b *Reader) Manifest() *Manifest { return b.manifest }
 
 // Digest is the SHA-256 of the manifest, which stands for the whole bundle.
 func (b *Reader) Digest() string { return b.digest }
+
+// WriteHead writes the beginning of the bundle, which has its digest: where everything
+// else lies unpacked already, it stands for the whole.
+func (b *Reader) WriteHead(w io.Writer) error {
+	out, err := newFrames(w)
+	if err != nil {
+		return err
+	}
+	archive := tar.NewWriter(out)
+	err = archive.WriteHeader(header(manifestName, int64(len(b.raw))))
+	if err == nil {
+		_, err = archive.Write(b.raw)
+	}
+	if err == nil {
+		err = archive.Flush()
+	}
+	if err := errors.Join(err, out.Close()); err != nil {
+		return fmt.Errorf("writing the beginning of the bundle: %w", err)
+	}
+	return nil
+}
 
 // Close gives up what NewReader took; the stream beneath stays its owner's.
 func (b *Reader) Close() { b.zstd.Close() }

@@ -124,7 +124,7 @@ the gateway. Run it again after whatever went wrong: it goes on where it was.`,
 	}
 	root.AddCommand(
 		a.installCommand(), a.planCommand(), a.statusCommand(), a.upgradeCommand(), a.uninstallCommand(),
-		a.imagesCommand(), a.bundleCommand(), a.rehearseCommand(), a.versionCommand(), a.eventsSchemaCommand(),
+		a.imagesCommand(), a.bundleCommand(), a.bakeCommand(), a.rehearseCommand(), a.versionCommand(), a.eventsSchemaCommand(),
 		a.modelsCommand(a.machineGPUs), a.preflightCommand(),
 		a.doctorCommand(), a.supportBundleCommand(),
 		a.keysCommand(), a.chatCommand(), a.tokenCommand(), a.joinCommand(),

@@ -52,9 +52,12 @@ func exitCode(err error) int {
 	var cfg *config.Error
 	var capability *model.CapabilityError
 	var memory *model.MemoryError
+	var first firstBootError
 	switch {
 	case err == nil:
 		return exitDone
+	case errors.As(err, &first):
+		return first.code
 	case errors.Is(err, installer.ErrInterrupted), errors.Is(err, context.Canceled):
 		return exitInterrupted
 	case errors.Is(err, installer.ErrLocked), errors.Is(err, machine.ErrLocked):

@@ -311,6 +311,10 @@ func (a *app) hostCommand() *cobra.Command {
 			Use: "boot", Short: "Look after the box once after a boot", Args: noArgs,
 			RunE: run(func(ctx context.Context, h *machine.Host, _ config.Box) error { return a.afterBoot(ctx, h) }),
 		}),
+		&cobra.Command{
+			Use: "firstboot", Short: "Make this machine, made of a baked image, a box", Args: noArgs,
+			RunE: func(*cobra.Command, []string) error { return a.firstBoot() },
+		},
 	)
 	return c
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/llmbox-dev/llmbox/internal/bake"
 	"github.com/llmbox-dev/llmbox/internal/config"
 	"github.com/llmbox-dev/llmbox/internal/host"
 	"github.com/llmbox-dev/llmbox/internal/k3s"
@@ -135,7 +136,7 @@ func (h *Host) forgetUnits(ctx context.Context) error {
 		said, err := h.o.Runner.Run(ctx, host.Command{Program: "systemctl", Args: args, Deadline: deadline})
 		return string(said.Output), err
 	}
-	for _, unit := range []string{"k3s.service", "k3s-agent.service", bootUnit, launchUnit} {
+	for _, unit := range []string{"k3s.service", "k3s-agent.service", bootUnit, launchUnit, bake.UnitName} {
 		said, err := systemctl("show", unit, "--property=LoadState,FragmentPath")
 		if err != nil {
 			return fmt.Errorf("asking systemd about %s: %w", unit, err)

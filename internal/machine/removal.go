@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/llmbox-dev/llmbox/internal/bake"
 	"github.com/llmbox-dev/llmbox/internal/config"
 	"github.com/llmbox-dev/llmbox/internal/k3s"
 )
@@ -26,13 +27,14 @@ const launchUnit = "llmbox-launch.service"
 const ownProgram = "/usr/local/bin/llmbox"
 
 // byScripts is what llmbox's own scripts leave beside the binary: the shell completion,
-// and the unit that runs the first install with what it reads.
+// and the unit that runs the first install with what it reads; and what bake leaves.
 func byScripts() []string {
 	return []string{
 		"/usr/local/share/bash-completion/completions/llmbox",
 		"/etc/systemd/system/multi-user.target.wants/" + launchUnit,
 		"/etc/systemd/system/" + launchUnit,
 		StateDir + "/launch",
+		bake.UnitLink, bake.UnitFile, bake.Dir,
 	}
 }
 
@@ -150,7 +152,7 @@ func (h *Host) ownLogs(ctx context.Context, dir string) ([]string, error) {
 	}
 	var out []string
 	for _, name := range names {
-		if name == "launch.log" || strings.HasPrefix(name, "k3s.log") || strings.HasPrefix(name, "run-") && filepath.Ext(name) == ".ndjson" {
+		if name == "launch.log" || name == bake.LogFile || strings.HasPrefix(name, "k3s.log") || strings.HasPrefix(name, "run-") && filepath.Ext(name) == ".ndjson" {
 			out = append(out, path.Join(dir, name))
 		}
 	}
@@ -167,7 +169,7 @@ func (h *Host) Traces(ctx context.Context, box config.Box) (bool, error) {
 	if err != nil || len(plan) > 0 {
 		return err == nil, err
 	}
-	for _, name := range []string{choicesFile, lockFile, ".llmbox." + choicesFile} {
+	for _, name := range []string{choicesFile, lockFile, ".llmbox." + choicesFile, path.Base(bake.Dir)} {
 		if _, err := h.files.Stat(ctx, path.Join(StateDir, name)); err == nil {
 			return true, nil
 		}
