@@ -96,6 +96,8 @@ type booted struct {
 	ended           chan error
 	console         *bytes.Buffer
 	leader          string
+	// alone says that nothing leads out of it.
+	alone bool
 }
 
 // newBooted makes a machine's disk and its network's outer end, and serves images there.
@@ -139,6 +141,33 @@ WantedBy=sysinit.target
 		m.dropCgroups(t)
 	})
 	return m
+}
+
+// clone is a machine whose disk is a copy of this one's, which does not run.
+func (m *booted) clone(t *testing.T, name string) *booted {
+	t.Helper()
+	c := &booted{name: m.name + "-" + name, bin: m.bin, root: m.root + "-" + name}
+	run(t, 5*time.Minute, "cp", "-a", "--reflink=auto", m.root, c.root)
+	for _, dir := range m.cgroups {
+		c.cgroups = append(c.cgroups, filepath.Join(filepath.Dir(dir), c.name))
+	}
+	t.Cleanup(func() {
+		c.halt(t)
+		c.dropCgroups(t)
+	})
+	return c
+}
+
+// bootAlone starts the machine with no way to anything but itself: what it sends out is
+// counted and lost.
+func (m *booted) bootAlone(t *testing.T) {
+	t.Helper()
+	m.alone = true
+	_, _ = attempt(context.Background(), time.Minute, "ip", "netns", "delete", m.name)
+	run(t, time.Minute, "ip", "netns", "add", m.name)
+	run(t, time.Minute, "ip", "-n", m.name, "link", "set", "lo", "up")
+	run(t, time.Minute, "ip", "netns", "exec", m.name, "sh", "-ec", deadEnd)
+	m.start(t)
 }
 
 // serveImages has the lab's registry at the machine's way out.
@@ -192,6 +221,12 @@ func (m *booted) boot(t *testing.T, number int) {
 	} {
 		run(t, time.Minute, "ip", strings.Fields(line)...)
 	}
+	m.start(t)
+}
+
+// start has systemd run in the machine's network.
+func (m *booted) start(t *testing.T) {
+	t.Helper()
 	for _, dir := range m.cgroups {
 		must(t, os.MkdirAll(dir, 0o755)) // #nosec G301 -- as all cgroups
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
@@ -246,7 +281,7 @@ func (m *booted) boot(t *testing.T, number int) {
 		}
 		m.leader = strings.Fields(string(raw))[0]
 		if out, err := m.run("systemctl", "is-system-running"); err == nil || strings.Contains(out, "degraded") {
-			if links := m.must(t, "ls", "/sys/class/net"); !strings.Contains(links, "host0") {
+			if links := m.must(t, "ls", "/sys/class/net"); !strings.Contains(links, "host0") && !m.alone {
 				t.Fatalf("the machine sees the links of another: %s", links)
 			}
 			return
@@ -316,6 +351,9 @@ func (m *booted) dropNetwork(t *testing.T) {
 	t.Helper()
 	if out, err := attempt(context.Background(), time.Minute, "ip", "netns", "delete", m.name); err != nil && !strings.Contains(string(out), "No such file") {
 		t.Errorf("removing the machine's network: %v: %s", err, out)
+	}
+	if m.alone {
+		return
 	}
 	link := fmt.Sprintf("lb%d", os.Getpid())
 	for range 50 {
