@@ -97,6 +97,9 @@ func (a *app) runBake(cmd *cobra.Command, flags *bakeFlags, args []string) error
 	if err := a.checkInstallFlags(args); err != nil {
 		return err
 	}
+	if !initFits(box.K3s.Init) {
+		return usageError{fmt.Errorf("k3s.init is %s, and systemd runs the first boot", box.K3s.Init), "leave it out of the configuration"}
+	}
 	if err := refuseSecrets(box); err != nil {
 		return err
 	}
@@ -185,17 +188,23 @@ func (a *app) checkInstallFlags(args []string) error {
 			return usageError{fmt.Errorf("--%s can't follow --: it is settled by the image, or has no place in one", name), "leave it out"}
 		}
 	}
+	if init := install.Flags().Lookup("init").Value.String(); !initFits(init) {
+		return usageError{fmt.Errorf("--init %s can't follow --: systemd runs the first boot", init), "leave it out"}
+	}
 	sets, err := install.Flags().GetStringArray("set")
 	if err != nil {
 		return fmt.Errorf("reading --set: %w", err)
 	}
 	for _, set := range sets {
-		if strings.HasPrefix(set, "paths.") || strings.HasPrefix(set, "k3s.dataDir") || strings.HasPrefix(set, "secrets.") {
+		if strings.HasPrefix(set, "paths.") || strings.HasPrefix(set, "k3s.dataDir") || strings.HasPrefix(set, "k3s.init") || strings.HasPrefix(set, "secrets.") {
 			return usageError{fmt.Errorf("--set %s can't follow --: the image depends on it", set), "write it into a file: llmbox bake --config FILE"}
 		}
 	}
 	return nil
 }
+
+// initFits says whether what keeps k3s running outlives the unit of the first boot.
+func initFits(init string) bool { return init == "" || init == "auto" || init == "systemd" }
 
 // refuseSecrets refuses a configuration whose secrets would be copied with the image.
 func refuseSecrets(box config.Box) error {

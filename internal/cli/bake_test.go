@@ -16,6 +16,8 @@ func TestFlagsOfTheFirstBoot(t *testing.T) {
 		{"", ""},
 		{"--port 8081 --fix --ignore gpu.present --without kyverno,policies", ""},
 		{"--model Qwen/Qwen3-8B --set k3s.tlsNames=box.example.com", ""},
+		{"--init systemd", ""},
+		{"--init supervised", "--init supervised can't follow"},
 		{"--prot 8081", "--prot"},
 		{"hello", "hello"},
 		{"--bundle other.tar.zst", "--bundle can't follow"},
