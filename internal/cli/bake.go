@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -298,10 +299,39 @@ func (a *app) firstBoot() (err error) {
 		return host.EndFirstBoot("")
 	}
 	why := fmt.Sprintf("the install ended with %d: %s", code, lastError(said.String()))
+	if code == exitCheckFailed {
+		// Asked of the GPUs that are here, whatever they were on the builder.
+		models := &bytes.Buffer{}
+		env.Stdout, env.Stderr = models, io.Discard
+		if Main([]string{"models", "--output", "json"}, env) == exitDone {
+			why += fittingModels(models.Bytes())
+		}
+	}
 	if err := host.EndFirstBoot(why); err != nil {
 		return err
 	}
 	return firstBootError{code, why}
+}
+
+// fittingModels names those that this machine's GPUs could serve, best first.
+func fittingModels(answer []byte) string {
+	var doc struct {
+		Models []struct{ Name, Fit string }
+	}
+	if err := json.Unmarshal(answer, &doc); err != nil {
+		return ""
+	}
+	const most = 3
+	var names []string
+	for _, m := range doc.Models {
+		if m.Fit == "fits" && len(names) < most {
+			names = append(names, m.Name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return "; the GPUs of this machine could serve " + strings.Join(names, ", ")
 }
 
 // lastError is the error that a run ended with and its way out, of what it told people.

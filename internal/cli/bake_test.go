@@ -56,3 +56,15 @@ func TestFirstBootPassesItsCodeOn(t *testing.T) {
 		t.Errorf("%d: %v", exitCode(err), err)
 	}
 }
+
+func TestFittingModels(t *testing.T) {
+	for answer, want := range map[string]string{
+		`{"models":[{"name":"a","fit":"fits"},{"name":"b","fit":"too big"},{"name":"c","fit":"fits"}]}`: "; the GPUs of this machine could serve a, c",
+		`{"models":[{"name":"b","fit":"too big"}]}`:                                                     "",
+		"": "",
+	} {
+		if got := fittingModels([]byte(answer)); got != want {
+			t.Errorf("%s: %q", answer, got)
+		}
+	}
+}
