@@ -65,7 +65,7 @@ func machineFaults() []fault {
 		{
 			name: "service-rules-gone", want: wants("net.service_route"), fix: true,
 			// Its canary goes too, by which kube-proxy sees that it has to write everything.
-			inject: shell(send(proxy, "STOP") + "iptables -t nat -F KUBE-SERVICES; iptables -t nat -X KUBE-PROXY-CANARY"), revert: shell("(" + send(proxy, "CONT") + ")"),
+			inject: shell(send(proxy, "STOP") + "iptables -t nat -F KUBE-SERVICES; iptables -t nat -X KUBE-PROXY-CANARY"), revert: shell(send(proxy, "CONT")),
 		},
 		{
 			name: "node-address-lost", want: wants("net.node_ip_lost"), fix: true,

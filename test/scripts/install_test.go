@@ -723,19 +723,37 @@ func TestPlain(t *testing.T) {
 	}
 }
 
-// TestShellcheck holds the scripts to shellcheck, where it is there.
+// TestShellcheck holds every shell script to shellcheck, each as the shell that its
+// first line names.
 func TestShellcheck(t *testing.T) {
 	tool, err := exec.LookPath("shellcheck")
 	if err != nil {
 		t.Skip("shellcheck is not here (Debian package shellcheck)")
 	}
-	found, err := filepath.Glob("../../scripts/*.sh")
-	if err != nil || len(found) == 0 {
-		t.Fatal("no scripts", err)
+	var found []string
+	for _, pattern := range []string{"../../scripts/*.sh", "../../packaging/*.sh", "../../.ci/run"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no scripts at %s: %v", pattern, err)
+		}
+		found = append(found, files...)
 	}
 	for _, file := range found {
-		if out, err := exec.CommandContext(t.Context(), tool, "-s", "sh", file).CombinedOutput(); err != nil { // #nosec G204 -- the project's own scripts
+		if out, err := exec.CommandContext(t.Context(), tool, file).CombinedOutput(); err != nil { // #nosec G204 -- the project's own scripts
 			t.Errorf("%s\n%s", file, out)
+		}
+	}
+}
+
+// TestPOSIX holds what runs on machines of others to sh: there may be no bash there.
+func TestPOSIX(t *testing.T) {
+	for _, file := range []string{"../../scripts/install.sh", "../../scripts/brev.sh", "../../packaging/preremove.sh"} {
+		data, err := os.ReadFile(file) // #nosec G304 -- the project's own scripts
+		if err != nil {
+			t.Fatal(err)
+		}
+		if line, _, _ := strings.Cut(string(data), "\n"); line != "#!/bin/sh" {
+			t.Errorf("%s begins with %q", file, line)
 		}
 	}
 }
