@@ -43,19 +43,23 @@ func copySelfCommand() *cobra.Command {
 
 func tokenProbeCommand() *cobra.Command {
 	var url, model string
-	var timeout time.Duration
+	var timeout, every time.Duration
 	c := &cobra.Command{
 		Use:   "token-probe",
 		Short: "Succeed when a model server generates a token",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if every > 0 {
+				return AwaitToken(c.Context(), url, model, timeout, every)
+			}
 			return TokenProbe(c.Context(), url, model, timeout)
 		},
 	}
 	c.Flags().StringVar(&url, "url", "http://127.0.0.1:8000", "base URL of the model server")
 	c.Flags().StringVar(&model, "model", "", "name the model is served under")
 	// Below the 30 s after which the kubelet gives up without a reason.
-	c.Flags().DurationVar(&timeout, "timeout", 25*time.Second, "how long one answer may take")
+	c.Flags().DurationVar(&timeout, "timeout", 25*time.Second, "how long the answer may take, with --every all of them together")
+	c.Flags().DurationVar(&every, "every", 0, "ask again after this long until a token comes or the time is over (0: ask once)")
 	require(c, "model")
 	return c
 }

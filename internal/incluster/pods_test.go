@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -68,6 +70,30 @@ func TestTokenProbeGivesUp(t *testing.T) {
 	}
 }
 
+// A server that comes up while it is waited for is seen then; one that does not is told
+// by what it said last.
+func TestAwaitToken(t *testing.T) {
+	var asked atomic.Int64
+	var after atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if asked.Add(1) <= after.Load() {
+			http.Error(w, "still loading", http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = io.WriteString(w, `{"choices":[{"text":"a"}]}`)
+	}))
+	defer server.Close()
+	after.Store(3)
+	if err := AwaitToken(t.Context(), server.URL, "m", 10*time.Second, time.Millisecond); err != nil || asked.Load() != 4 {
+		t.Errorf("after %d questions: %v", asked.Load(), err)
+	}
+	after.Store(1 << 40)
+	err := AwaitToken(t.Context(), server.URL, "m", 100*time.Millisecond, time.Millisecond)
+	if !errors.Is(err, ErrNoToken) || !strings.Contains(err.Error(), "still loading") {
+		t.Errorf("got %v", err)
+	}
+}
+
 // The command lines are the charts'.
 func TestCommandLines(t *testing.T) {
 	dst := filepath.Join(t.TempDir(), "llmbox")
@@ -78,6 +104,7 @@ func TestCommandLines(t *testing.T) {
 		{[]string{"copy-self", dst}, ""},
 		{[]string{"copy-self"}, "accepts 1 arg"},
 		{[]string{"token-probe", "--url", "http://127.0.0.1:1", "--model", "m"}, "asking for a token"},
+		{[]string{"token-probe", "--url", "http://127.0.0.1:1", "--model", "m", "--timeout", "50ms", "--every", "10ms"}, "asking for a token"},
 		{[]string{"token-probe"}, `"model" not set`},
 		{[]string{"unseal", "--address", "http://127.0.0.1:1", "--key-file", "/absent"}, ""},
 		{[]string{"unseal", "--key-file", "/absent"}, `"address" not set`},

@@ -62,6 +62,30 @@ func TokenProbe(ctx context.Context, base, model string, timeout time.Duration) 
 	return nil
 }
 
+// AwaitToken asks until the model server generated a token or the time is over, so that
+// the start is seen when it happens and not at the next probe: a probe is a process, and
+// one every second for as long as weights take to load costs more than one that waits.
+// The error is the last one that says more than that the time was over.
+func AwaitToken(ctx context.Context, base, model string, within, every time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	var last error
+	for {
+		err := TokenProbe(ctx, base, model, within)
+		if err == nil {
+			return nil
+		}
+		if last == nil || ctx.Err() == nil {
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+			return last
+		case <-time.After(every):
+		}
+	}
+}
+
 // direct is a client for what is inside the cluster: no proxy, and no redirect
 // that could carry a body elsewhere.
 func direct() *http.Client {

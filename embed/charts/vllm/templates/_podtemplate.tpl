@@ -66,7 +66,8 @@ spec:
     - name: http
       containerPort: 8000
       protocol: TCP
-    # Started means: one token was generated, so weights, graphs and kernels are there.
+    # Started means: one token was generated, so weights, graphs and kernels are there. A
+    # probe waits for it for 25 s, which is why they are counted by that.
     startupProbe:
       exec:
         command:
@@ -77,9 +78,11 @@ spec:
         - http://127.0.0.1:8000
         - --model
         - {{ include "vllm.servedName" . | quote }}
-      periodSeconds: 10
+        - --timeout=25s
+        - --every=500ms
+      periodSeconds: 1
       timeoutSeconds: 30
-      failureThreshold: {{ div (add (int .Values.startup.budgetSeconds) 9) 10 }}
+      failureThreshold: {{ div (add (int .Values.startup.budgetSeconds) 24) 25 }}
     readinessProbe:
       httpGet:
         path: /health
