@@ -84,6 +84,9 @@ type planModel struct {
 	GPUs          int      `json:"gpus"`
 	Args          []string `json:"args"`
 	Reason        string   `json:"reason,omitempty"`
+	// FastStart is off, graphs or eager, where a fast start was asked for.
+	FastStart       string `json:"fast_start,omitempty"`
+	FastStartReason string `json:"fast_start_reason,omitempty"`
 }
 
 type planTotals struct {
@@ -104,6 +107,9 @@ func planDocument(s *settled) planDoc {
 		Model: planModel{Name: p.Model.Name, Revision: p.Model.Revision, ServedName: p.Model.ServedName,
 			ContextTokens: p.Model.ContextTokens, GPUs: p.Model.GPUs, Args: p.Model.Args, Reason: p.Model.Reason},
 		Totals: planTotals{Components: len(p.Steps), CRDs: len(p.CRDs), Requests: all, BesideModel: beside},
+	}
+	if start := s.choice.Start; start.Reason != "" {
+		doc.Model.FastStart, doc.Model.FastStartReason = string(start.Mode), start.Reason
 	}
 	waves := map[string]int{}
 	images := map[string]bool{}
@@ -149,6 +155,9 @@ func (a *app) printPlan(s *settled, doc planDoc, sources bool) error {
 	fmt.Fprintf(&b, ", on %d × %s\n", doc.Model.GPUs, gpuName(s))
 	if doc.Model.Reason != "" {
 		fmt.Fprintf(&b, "           %s\n", doc.Model.Reason)
+	}
+	if doc.Model.FastStart != "" {
+		fmt.Fprintf(&b, "           fast start: %s: %s\n", doc.Model.FastStart, doc.Model.FastStartReason)
 	}
 	fmt.Fprintf(&b, "           vllm serve %s\n\n", strings.Join(doc.Model.Args, " "))
 

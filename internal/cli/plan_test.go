@@ -43,3 +43,30 @@ func TestPlanShowsRequests(t *testing.T) {
 		t.Errorf("the text does not say %q:\n%s", want, text.stdout)
 	}
 }
+
+// TestPlanFastStartGolden holds what a person is told of how vLLM will start.
+func TestPlanFastStartGolden(t *testing.T) {
+	for name, args := range map[string][]string{
+		"l4-auto":   {"--gpu", "l4", "--fast-start"},
+		"h100-auto": {"--gpu", "h100", "--model", "Qwen/Qwen3-8B", "--fast-start=auto"},
+		"two-eager": {"--gpu", "l40s", "--gpus", "2", "--fast-start=eager"},
+		"own-words": {"--gpu", "l4", "--set", `model.extraArgs=["-O1"]`, "--set", "model.fastStart=graphs"},
+		"off":       {"--gpu", "l4"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := run(t, nil, "", append([]string{"plan"}, args...)...)
+			if got.code != 0 {
+				t.Fatalf("%+v", got)
+			}
+			model, _, _ := strings.Cut(got.stdout, "\n\n")
+			golden(t, "plan-fast-start-"+name+".txt", model+"\n")
+		})
+	}
+	if got := run(t, nil, "", "plan", "--gpu", "l4", "--fast-start=quick"); got.code != exitUsage || !strings.Contains(got.stderr, "one of: off, auto, graphs, eager") {
+		t.Errorf("%+v", got)
+	}
+	doc := plan(t, map[string]string{"LLMBOX_MODEL_FAST_START": "eager"}, "--gpu", "h100")
+	if !slices.Contains(doc.Model.Args, "--enforce-eager") {
+		t.Errorf("vLLM is told %q", doc.Model.Args)
+	}
+}

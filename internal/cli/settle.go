@@ -35,6 +35,7 @@ type boxFlags struct {
 	model    string
 	revision string
 	context  int
+	start    string
 	gpu      string
 	gpus     int
 	port     int
@@ -61,6 +62,8 @@ func (b *boxFlags) register(cmd *cobra.Command) {
 	f.StringVarP(&b.model, "model", "m", "", "model to serve, such as Qwen/Qwen3-8B (default: the best open one that fits)")
 	f.StringVar(&b.revision, "revision", "", "branch, tag or commit of the model")
 	f.IntVar(&b.context, "context-tokens", 0, "longest prompt and answer together, in tokens (default: what fits)")
+	f.StringVar(&b.start, "fast-start", "", "give up speed for a sooner start: off, graphs, eager, or auto (what it means alone)")
+	f.Lookup("fast-start").NoOptDefVal = config.FastStartAuto
 	f.StringVar(&b.gpu, "gpu", "", "GPU product, where it can't be read: "+joinKeys())
 	f.IntVar(&b.gpus, "gpus", 0, "number of GPUs, where it can't be read")
 	f.IntVar(&b.port, "port", 0, "TCP port of the gateway (default 8080)")
@@ -93,6 +96,7 @@ func (b *boxFlags) layer(cmd *cobra.Command) (config.Layer, error) {
 	set("model", "model.name", b.model)
 	set("revision", "model.revision", b.revision)
 	set("context-tokens", "model.contextTokens", b.context)
+	set("fast-start", "model.fastStart", b.start)
 	set("gpu", "gpu.product", b.gpu)
 	set("gpus", "gpu.count", b.gpus)
 	set("port", "gateway.port", b.port)
@@ -374,9 +378,10 @@ func (s *settled) chooseModel(catalogue model.Catalogue, facts []model.GPUFact, 
 			return err
 		}
 	}
-	if s.box.Model.Name != "" || asked > s.choice.ContextTokens {
+	start := model.FastStart(s.box.Model.FastStart)
+	if s.box.Model.Name != "" || asked > s.choice.ContextTokens || start != model.FastStartOff {
 		reason := s.choice.Reason
-		fitted, err := catalogue.Fit(name, asked, facts)
+		fitted, err := catalogue.FitStart(name, asked, facts, start, s.box.Model.ExtraArgs)
 		s.choice = fitted
 		if err != nil && !errors.Is(err, model.ErrUnknownModel) {
 			return fmt.Errorf("fitting %s: %w", name, err)

@@ -44,6 +44,14 @@ const (
 	InitSupervised = "supervised"
 )
 
+// What may be given up for a sooner start; package model says what each means.
+const (
+	FastStartOff    = "off"
+	FastStartAuto   = "auto"
+	FastStartGraphs = "graphs"
+	FastStartEager  = "eager"
+)
+
 // SourceHub is the model.source that means the Hugging Face hub.
 const SourceHub = "hub"
 
@@ -93,6 +101,8 @@ type Model struct {
 	Revision string `yaml:"revision" box:"record"`
 	// Longest prompt and answer together, in tokens; 0 takes what fits.
 	ContextTokens int `yaml:"contextTokens" box:"record"`
+	// What may be given up for a sooner start of the model server: `off` (nothing), `graphs` (CUDA graphs for small batches only), `eager` (no compilation and no graphs) or `auto` (eager where that costs little, else graphs).
+	FastStart string `yaml:"fastStart" box:"record"`
 	// Name by which clients ask for the model; without one it is the model's own name.
 	ServedName string `yaml:"servedName" box:"record"`
 	// Where the weights come from: `hub`, the absolute path of a directory, or the https URL of a mirror of the hub.
@@ -222,7 +232,7 @@ func defaultBox() Box {
 	return Box{
 		APIVersion: APIVersion,
 		Kind:       Kind,
-		Model:      Model{Source: SourceHub},
+		Model:      Model{FastStart: FastStartOff, Source: SourceHub},
 		Gateway:    Gateway{Port: 8080},
 		Profiles:   []string{ProfileCore},
 		Engine:     EngineAuto,

@@ -93,6 +93,7 @@ func (v *validator) model() {
 	if m.ContextTokens != 0 && (m.ContextTokens < fewest || m.ContextTokens > most) {
 		v.fail("model.contextTokens", fmt.Sprintf("write a number of tokens from %d to %d, or 0 to take what fits", fewest, most), "%d is out of range", m.ContextTokens)
 	}
+	v.oneOf("model.fastStart", m.FastStart, FastStartOff, FastStartAuto, FastStartGraphs, FastStartEager)
 	switch {
 	case m.Source == SourceHub:
 	case strings.HasPrefix(m.Source, "/"):

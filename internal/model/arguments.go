@@ -16,11 +16,14 @@ type Arguments struct {
 	ContextTokens     int
 	MemoryUtilization float64
 	TensorParallel    int
-	// MaxNumSeqs, MaxBatchedTokens, KVCacheDType and Eager trade speed for memory.
+	// MaxNumSeqs, MaxBatchedTokens, KVCacheDType, LargestGraph and Eager trade speed for
+	// memory, the last two also for time to start.
 	MaxNumSeqs       int
 	MaxBatchedTokens int
 	KVCacheDType     string
-	Eager            bool
+	// LargestGraph is the largest batch that CUDA graphs are captured for.
+	LargestGraph int
+	Eager        bool
 	// ToolParser and ReasoningParser are how the model writes calls of tools and its
 	// thoughts, in vLLM's words; empty where it does neither.
 	ToolParser, ReasoningParser string
@@ -75,8 +78,11 @@ func (a Arguments) Args() []string {
 		}
 		add("--tool-call-parser", a.ToolParser)
 	}
-	if a.Eager && !given(a.Extra, "--enforce-eager") {
+	switch {
+	case a.Eager && !given(a.Extra, "--enforce-eager"):
 		args = append(args, "--enforce-eager")
+	case !a.Eager && a.LargestGraph > 0:
+		add("--max-cudagraph-capture-size", strconv.Itoa(a.LargestGraph))
 	}
 	return append(args, a.Extra...)
 }

@@ -202,6 +202,8 @@ type Choice struct {
 	Verified bool
 	// Fit is the whole answer behind the choice.
 	Fit Fit
+	// Start is how vLLM is started.
+	Start Start
 }
 
 // weakest is what each GPU of a box can be relied on for: Kubernetes may hand out

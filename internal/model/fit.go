@@ -286,7 +286,7 @@ func (m Model) with(r release, f Fit, form Form, w GPUFact, ask Ask, tp int) Fit
 	f.KVBytes = max(0, b.Cache)
 	f.Arguments = Arguments{
 		Model: form.Repository, MemoryUtilization: s.utilization, TensorParallel: tp, MaxNumSeqs: ask.MaxNumSeqs,
-		MaxBatchedTokens: ask.MaxBatchedTokens, KVCacheDType: ask.KVCacheDType, Eager: ask.Eager,
+		MaxBatchedTokens: ask.MaxBatchedTokens, KVCacheDType: ask.KVCacheDType, LargestGraph: ask.LargestGraph, Eager: ask.Eager,
 		ToolParser: m.ToolParser, ReasoningParser: m.ReasoningParser,
 	}
 	trust := 1.0
