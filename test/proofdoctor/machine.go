@@ -69,7 +69,8 @@ func machineFaults() []fault {
 		},
 		{
 			name: "node-address-lost", want: wants("net.node_ip_lost"), fix: true,
-			inject: shell("ip address add 10.99.0.77/24 dev uplink && ip address del " + address + "/24 dev uplink && ip route replace default via 10.99.0.254"),
+			// In this order: with the first address of a network the kernel takes the others away.
+			inject: shell("ip address del " + address + "/24 dev uplink && ip address add 10.99.0.77/24 dev uplink && ip route replace default via 10.99.0.254"),
 			revert: inOrder(shell("ip address del 10.99.0.77/24 dev uplink; ip address add "+address+"/24 dev uplink && ip route replace default via 10.99.0.254"), restartK3s),
 		},
 		func() fault {
