@@ -135,6 +135,8 @@ type Request struct {
 	MaxTokens int
 	// Temperature is the server's own if nil.
 	Temperature *float64
+	// IgnoreEOS goes on to MaxTokens though the answer is at its end. It is vLLM's own.
+	IgnoreEOS bool
 }
 
 // Usage counts tokens, as the server does.
@@ -178,6 +180,9 @@ func (c *Client) Chat(ctx context.Context, in Request, each func(Delta) error) (
 	}
 	if in.Temperature != nil {
 		question["temperature"] = *in.Temperature
+	}
+	if in.IgnoreEOS {
+		question["ignore_eos"] = true
 	}
 	body, err := json.Marshal(question)
 	if err != nil {

@@ -95,6 +95,8 @@ func TestChatAsks(t *testing.T) {
 	}{
 		{"plain", Request{Model: "m", Messages: []Message{{"user", "Hi"}}},
 			`{"messages":[{"role":"user","content":"Hi"}],"model":"m","stream":true,"stream_options":{"include_usage":true}}`},
+		{"to the end of its limit", Request{Model: "m", MaxTokens: 7, IgnoreEOS: true},
+			`{"ignore_eos":true,"max_tokens":7,"messages":null,"model":"m","stream":true,"stream_options":{"include_usage":true}}`},
 		{"with limits", Request{Model: "m", MaxTokens: 7, Temperature: &half},
 			`{"max_tokens":7,"messages":null,"model":"m","stream":true,"stream_options":{"include_usage":true},"temperature":0.5}`},
 	} {
