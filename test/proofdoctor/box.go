@@ -113,7 +113,7 @@ func (b *box) furnish(ctx context.Context, llmbox string) error {
 			// The lab has no kernel module: nothing could link its device files.
 			"gpu-operator": values(map[string]any{"validator": map[string]any{"devCharSymlinks": false}}),
 			// Images that the table pins by digest can't be made by the lab.
-			"envoy-gateway": values(map[string]any{"images": map[string]any{"envoy": gateway.Images["envoy"].Reference, "ratelimit": gateway.Images["ratelimit"].Reference}}),
+			"envoy-gateway": values(map[string]any{"images": map[string]any{"envoy": gateway.Images["envoy"].Reference}}),
 			// What speaks in the model's place is the lab's busybox.
 			"policies": values(map[string]any{"registries": map[string]any{"allowed": []string{"docker.io/vllm", "ghcr.io/llmbox-dev", "docker.io/rancher"}}}),
 			"model": values(map[string]any{

@@ -207,8 +207,6 @@ func TestJoinFromABundle(t *testing.T) {
 func (h *host) furnishForBundle(t *testing.T) {
 	t.Helper()
 	h.furnish(t)
-	// No pod runs the image of the global rate limit, and the lab has none.
-	h.must(t, "sed", "-i", "s|docker.io/envoyproxy/ratelimit:[^ ]*|registry.k8s.io/pause:3.10|", "/root/box.yaml")
 	h.write(t, "/root/k3s-images.txt", 0o644, standinImages)
 }
 

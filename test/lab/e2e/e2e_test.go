@@ -66,10 +66,10 @@ model: {name: %s}
 gpu: {product: a100-80, count: 1}
 components:
   gpu-operator: {mode: external}
-  envoy-gateway: {values: {images: {envoy: %q, ratelimit: %q}}}
+  envoy-gateway: {values: {images: {envoy: %q}}}
   weights: {values: {weights: {endpoint: %q, sizeGiB: 1}}}
   model: {values: {resources: {cpuRequestMillis: 100, memoryRequestMiB: 128, memoryLimitMiB: 2560}, drain: {preStopSeconds: 1, shutdownTimeoutSeconds: 5}}}
-`, modelName, gateway.Images["envoy"].Reference, gateway.Images["ratelimit"].Reference, hub), 0o600))
+`, modelName, gateway.Images["envoy"].Reference, hub), 0o600))
 	return path
 }
 

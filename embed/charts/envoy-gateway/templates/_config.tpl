@@ -24,9 +24,6 @@ provider:
       disabled: true
     shutdownManager:
       image: {{ .Values.images.gateway }}
-    rateLimitDeployment:
-      container:
-        image: {{ .Values.images.ratelimit }}
 envoyProxy:
   # What a Gateway of a foreign class would get; ours has the EnvoyProxy "llmbox".
   provider:
