@@ -18,6 +18,8 @@ import (
 	"helm.sh/helm/v3/pkg/storage/driver"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -260,10 +262,64 @@ func (h *Helm) uninstall(cfg *action.Configuration, namespace, name string, time
 	act.Wait = true
 	act.IgnoreNotFound = true
 	act.DeletionPropagation = "foreground"
-	if _, err := act.Run(name); err != nil && !errors.Is(err, driver.ErrReleaseNotFound) {
+	response, err := act.Run(name)
+	if err != nil && !errors.Is(err, driver.ErrReleaseNotFound) {
+		if response != nil && response.Release != nil {
+			if left := stillThere(cfg.KubeClient, response.Release.Manifest); len(left) > 0 {
+				return fmt.Errorf("uninstalling release %s/%s: %w; still there: %s", namespace, name, err, strings.Join(left, "; "))
+			}
+		}
 		return fmt.Errorf("uninstalling release %s/%s: %w", namespace, name, err)
 	}
 	return nil
+}
+
+// stillThere names objects of a manifest that are being deleted and have not gone, with
+// what they wait for: Helm says only that its time was over. Some are enough to go on.
+func stillThere(client kube.Interface, manifest string) []string {
+	const enough = 5
+	resources, err := client.Build(strings.NewReader(manifest), false)
+	if err != nil {
+		return nil
+	}
+	var left []string
+	for _, info := range resources {
+		if info.Get() != nil {
+			continue
+		}
+		raw, err := runtime.DefaultUnstructuredConverter.ToUnstructured(info.Object)
+		if err != nil {
+			continue
+		}
+		object := unstructured.Unstructured{Object: raw}
+		// What was kept on purpose is not being deleted.
+		if object.GetDeletionTimestamp() == nil {
+			continue
+		}
+		if len(left) == enough {
+			return append(left, "and more")
+		}
+		left = append(left, waitsFor(&object))
+	}
+	return left
+}
+
+func waitsFor(object *unstructured.Unstructured) string {
+	text := object.GetKind() + " " + object.GetName()
+	if finalizers := object.GetFinalizers(); len(finalizers) > 0 {
+		text += " (finalizers " + strings.Join(finalizers, ", ") + ")"
+	}
+	conditions, _, err := unstructured.NestedSlice(object.Object, "status", "conditions")
+	if err != nil {
+		return text
+	}
+	for _, c := range conditions {
+		// What a CRD says of objects that don't go.
+		if m, ok := c.(map[string]any); ok && m["type"] == "Terminating" && m["status"] == "True" {
+			text += fmt.Sprintf(": %v", m["message"])
+		}
+	}
+	return text
 }
 
 // configure builds Helm's configuration for one namespace out of the clients

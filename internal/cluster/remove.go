@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -162,6 +163,41 @@ func (c *Client) Restore(ctx context.Context, saved *unstructured.Unstructured) 
 // lives in one of the namespaces, which are about to go: operators make them at
 // run time, and one left behind would refuse whatever it matches.
 func (c *Client) DeleteOrphanedWebhooks(ctx context.Context, namespaces []string) error {
+	return c.deleteWebhooks(ctx, namespaces, func(*unstructured.Unstructured) (bool, error) { return true, nil })
+}
+
+// DeleteUnansweredWebhooks removes those of a namespace whose services nobody stands
+// behind any more. While an operator is taken away its webhooks would refuse what has yet
+// to be deleted, the objects of its own release among it.
+func (c *Client) DeleteUnansweredWebhooks(ctx context.Context, namespace string) error {
+	list, err := c.Kube.DiscoveryV1().EndpointSlices(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("reading who answers in namespace %s: %w", namespace, Classify(err))
+	}
+	answered := map[string]bool{}
+	for _, slice := range list.Items {
+		for _, endpoint := range slice.Endpoints {
+			if endpoint.Conditions.Ready == nil || *endpoint.Conditions.Ready {
+				answered[slice.Labels[discoveryv1.LabelServiceName]] = true
+			}
+		}
+	}
+	return c.deleteWebhooks(ctx, []string{namespace}, func(config *unstructured.Unstructured) (bool, error) {
+		hooks, _, err := unstructured.NestedSlice(config.Object, "webhooks")
+		if err != nil {
+			return false, fmt.Errorf("reading %s: %w", describe(config), err)
+		}
+		for _, h := range hooks {
+			m, _ := h.(map[string]any)
+			if name, _, _ := unstructured.NestedString(m, "clientConfig", "service", "name"); answered[name] {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+}
+
+func (c *Client) deleteWebhooks(ctx context.Context, namespaces []string, choose func(*unstructured.Unstructured) (bool, error)) error {
 	var problems []error
 	group := schema.GroupVersion{Group: "admissionregistration.k8s.io", Version: "v1"}
 	for _, resource := range []string{"validatingwebhookconfigurations", "mutatingwebhookconfigurations"} {
@@ -173,6 +209,10 @@ func (c *Client) DeleteOrphanedWebhooks(ctx context.Context, namespaces []string
 		}
 		for i := range list.Items {
 			if !servedFrom(&list.Items[i], namespaces) {
+				continue
+			}
+			if chosen, err := choose(&list.Items[i]); err != nil || !chosen {
+				problems = append(problems, err)
 				continue
 			}
 			name := list.Items[i].GetName()

@@ -31,6 +31,7 @@ const (
 	releaseGone   = 3 * time.Minute
 	customGone    = 30 * time.Second
 	namespaceGone = 4 * time.Minute
+	webhookPause  = 2 * time.Second
 	// stuckAfter is how long a namespace may be Terminating before what holds it
 	// is looked at and, where it is ours, let go.
 	stuckAfter = 20 * time.Second
@@ -143,7 +144,40 @@ func (r *Run) uninstallRelease(ctx context.Context, s Step) error {
 	if err := r.client.DeleteAndWait(ctx, custom, s.Namespace, customGone); err != nil {
 		r.log.Warn("custom resources did not go by themselves", "release", s.Name, "error", err)
 	}
+	stop := r.clearWebhooks(ctx, s.Namespace)
+	defer stop()
 	return r.engine.Uninstall(ctx, s.Namespace, s.Name)
+}
+
+// clearWebhooks takes webhooks away as soon as nobody answers them, beside the removal of
+// a release. The returned function ends that after a last look: the next release goes
+// with no webhook of this one in its way.
+func (r *Run) clearWebhooks(ctx context.Context, namespace string) (stop func()) {
+	sweep := func(ctx context.Context) {
+		if err := r.client.DeleteUnansweredWebhooks(ctx, namespace); err != nil && ctx.Err() == nil {
+			r.log.Warn("webhooks that nobody answers could not be removed", "namespace", namespace, "error", err)
+		}
+	}
+	watching, cancel := context.WithCancel(ctx)
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		ticker := time.NewTicker(webhookPause)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-watching.Done():
+				return
+			case <-ticker.C:
+				sweep(watching)
+			}
+		}
+	}()
+	return func() {
+		cancel()
+		<-finished
+		sweep(ctx)
+	}
 }
 
 // removeStrays removes releases of llmbox's that this plan knows nothing of: components
