@@ -127,7 +127,7 @@ the gateway. Run it again after whatever went wrong: it goes on where it was.`,
 		a.imagesCommand(), a.bundleCommand(), a.bakeCommand(), a.rehearseCommand(), a.versionCommand(), a.eventsSchemaCommand(),
 		a.modelsCommand(a.machineGPUs), a.preflightCommand(),
 		a.doctorCommand(), a.supportBundleCommand(),
-		a.keysCommand(), a.chatCommand(), a.tokenCommand(), a.joinCommand(),
+		a.keysCommand(), a.chatCommand(), a.benchCommand(), a.tokenCommand(), a.joinCommand(),
 		incluster.Command(), a.hostCommand(),
 	)
 	return root
