@@ -83,6 +83,8 @@ func (p Parameters) Check() error {
 			return bad("%d requests at once, 1 to %d can be", n, MaxConcurrency)
 		case slices.Contains(p.Concurrency[:i], n):
 			return bad("%d requests at once are named twice", n)
+		case p.Requests > 0 && p.Requests < n:
+			return bad("%d requests can't be %d at once", p.Requests, n)
 		case p.requests(n)*p.MaxTokens > maxTimes:
 			return bad("%d requests of %d tokens are more than the %d tokens that a level may have", p.requests(n), p.MaxTokens, maxTimes)
 		}

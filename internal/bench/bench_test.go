@@ -198,7 +198,7 @@ func TestNothingSucceeds(t *testing.T) {
 		}
 		return in.Number > 0
 	})
-	levels, err := (&Run{Asker: client, Parameters: parameters(2, 4, 8)}).Measure(t.Context())
+	levels, err := (&Run{Asker: client, Parameters: parameters(2, 4, 6)}).Measure(t.Context())
 	if err != nil || len(levels) != 1 || levels[0].Failed[FailedLimit] != 6 || len(*seen) != 7 {
 		t.Errorf("%+v after %d requests, %v", levels, len(*seen), err)
 	}
@@ -340,21 +340,22 @@ func TestPrompts(t *testing.T) {
 
 func TestParameters(t *testing.T) {
 	for name, spoil := range map[string]func(*Parameters){
-		"no level":         func(p *Parameters) { p.Concurrency = nil },
-		"too many levels":  func(p *Parameters) { p.Concurrency = []int{1, 2, 3, 4, 5, 6, 7, 8, 9} },
-		"none at once":     func(p *Parameters) { p.Concurrency = []int{0} },
-		"too many at once": func(p *Parameters) { p.Concurrency = []int{257} },
-		"twice":            func(p *Parameters) { p.Concurrency = []int{4, 4} },
-		"requests":         func(p *Parameters) { p.Requests = 10001 },
-		"less than none":   func(p *Parameters) { p.Requests = -1 },
-		"no time":          func(p *Parameters) { p.Seconds = 0 },
-		"all day":          func(p *Parameters) { p.Seconds = 86400 },
-		"no prompt":        func(p *Parameters) { p.PromptTokens = 0 },
-		"a book":           func(p *Parameters) { p.PromptTokens = 1 << 20 },
-		"no answer":        func(p *Parameters) { p.MaxTokens = 0 },
-		"a long answer":    func(p *Parameters) { p.MaxTokens = 8193 },
-		"no timeout":       func(p *Parameters) { p.TimeoutSeconds = 0 },
-		"too much to keep": func(p *Parameters) { p.Requests, p.MaxTokens = 10000, 8192 },
+		"no level":           func(p *Parameters) { p.Concurrency = nil },
+		"too many levels":    func(p *Parameters) { p.Concurrency = []int{1, 2, 3, 4, 5, 6, 7, 8, 9} },
+		"none at once":       func(p *Parameters) { p.Concurrency = []int{0} },
+		"too many at once":   func(p *Parameters) { p.Concurrency = []int{257} },
+		"twice":              func(p *Parameters) { p.Concurrency = []int{4, 4} },
+		"requests":           func(p *Parameters) { p.Requests = 10001 },
+		"fewer than at once": func(p *Parameters) { p.Requests = 3 },
+		"less than none":     func(p *Parameters) { p.Requests = -1 },
+		"no time":            func(p *Parameters) { p.Seconds = 0 },
+		"all day":            func(p *Parameters) { p.Seconds = 86400 },
+		"no prompt":          func(p *Parameters) { p.PromptTokens = 0 },
+		"a book":             func(p *Parameters) { p.PromptTokens = 1 << 20 },
+		"no answer":          func(p *Parameters) { p.MaxTokens = 0 },
+		"a long answer":      func(p *Parameters) { p.MaxTokens = 8193 },
+		"no timeout":         func(p *Parameters) { p.TimeoutSeconds = 0 },
+		"too much to keep":   func(p *Parameters) { p.Requests, p.MaxTokens = 10000, 8192 },
 	} {
 		p := parameters(1, 4)
 		spoil(&p)

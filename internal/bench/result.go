@@ -199,7 +199,7 @@ func (l Level) check(p Parameters) error {
 	}
 	figures := []float64{l.Seconds, l.PromptTokens, l.TokensPerSecond, l.PerRequest, float64(l.OutputTokens), float64(l.Chunks)}
 	for _, s := range []Spread{l.FirstToken, l.BetweenChunks} {
-		if !(s.P50 <= s.P90 && s.P90 <= s.P99 && s.P99 <= s.Max) {
+		if s.P50 > s.P90 || s.P90 > s.P99 || s.P99 > s.Max {
 			return errors.New("percentiles that don't grow")
 		}
 		figures = append(figures, s.P50, s.P90, s.P99, s.Max)

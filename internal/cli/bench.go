@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -179,7 +180,8 @@ func (b *installedBox) about(ctx context.Context) bench.Box {
 			}
 			box.Image = c.Image
 			for name, count := range c.Resources.Limits {
-				if name == "nvidia.com/gpu" {
+				// A GPU, or a slice of one under its own name.
+				if strings.HasPrefix(string(name), "nvidia.com/") {
 					box.GPUs += int(min(count.Value(), math.MaxInt16))
 				}
 			}

@@ -16,7 +16,14 @@ import (
 	"time"
 	"unicode/utf8"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
 	"github.com/llmbox-dev/llmbox/internal/bench"
+	"github.com/llmbox-dev/llmbox/internal/cluster"
+	"github.com/llmbox-dev/llmbox/internal/config"
 	"github.com/llmbox-dev/llmbox/internal/openai"
 )
 
@@ -231,5 +238,31 @@ func TestBenchProgress(t *testing.T) {
 	want := "4 at once: 16 requests\n4 at once: 5 of 16 done\n4 at once: 10 of 16 done, 1 failed\n4 at once: 15 of 16 done, 1 failed\n4 at once: 16 of 16 done, 1 failed\n"
 	if out.String() != want {
 		t.Errorf("%q", out.String())
+	}
+}
+
+// What is measured is said as far as the cluster shows it, and measured without.
+func TestBenchAbout(t *testing.T) {
+	pod := func(name string, phase corev1.PodPhase) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "llm", Name: name, Labels: map[string]string{"app.kubernetes.io/name": "model-server"}},
+			Spec: corev1.PodSpec{NodeName: "box", Containers: []corev1.Container{{
+				Name: "vllm", Image: "docker.io/vllm/vllm-openai:v0.32.0",
+				Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("2"), "memory": resource.MustParse("16Gi")}},
+			}}},
+			Status: corev1.PodStatus{Phase: phase},
+		}
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "box", Labels: map[string]string{"nvidia.com/gpu.product": "NVIDIA-L40S"}}}
+	chosen := config.Box{Model: config.Model{Name: "Qwen/Qwen3-8B", Revision: "abc"}}
+	about := func(kube *fake.Clientset) bench.Box {
+		return (&installedBox{client: &cluster.Client{Kube: kube}, box: chosen}).about(t.Context())
+	}
+	want := bench.Box{Model: "Qwen/Qwen3-8B", Revision: "abc", Image: "docker.io/vllm/vllm-openai:v0.32.0", GPU: "NVIDIA L40S", GPUs: 4}
+	if got := about(fake.NewClientset(node, pod("one", corev1.PodRunning), pod("two", corev1.PodRunning), pod("waits", corev1.PodPending))); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if got := about(fake.NewClientset()); got != (bench.Box{Model: "Qwen/Qwen3-8B", Revision: "abc"}) {
+		t.Errorf("of an empty cluster: %+v", got)
 	}
 }
