@@ -317,7 +317,7 @@ func (m *Machine) lookBefore(ctx context.Context, r *Record, dataDir string) err
 	}
 	slices.Sort(r.Before)
 	r.Before = slices.Compact(r.Before)
-	return nil
+	return m.lookBeforeKernel(ctx, r)
 }
 
 func (m *Machine) ensureService(ctx context.Context, r *Record, s Settings, want Want, out Outcome, report Report) (Outcome, error) {

@@ -40,6 +40,11 @@ type Record struct {
 	Files map[string]string `json:"files,omitempty"`
 	// Before are paths that were there before llmbox and stay when it goes.
 	Before []string `json:"before,omitempty"`
+	// Kernel are the settings that the kubelet changes, by their keys, as they were before
+	// llmbox; Tables the tables of nftables ("family name") that were there, null where
+	// nobody could tell.
+	Kernel map[string]string `json:"kernel,omitempty"`
+	Tables []string          `json:"tables"`
 	// Started is what k3s read when llmbox last started it.
 	Started *Started `json:"started,omitempty"`
 	// First and Last are when llmbox first and last worked on this k3s.
@@ -112,6 +117,7 @@ func (m *Machine) save(ctx context.Context, r *Record) error {
 func (r *Record) clone() *Record {
 	c := *r
 	c.Files, c.Before = maps.Clone(r.Files), slices.Clone(r.Before)
+	c.Kernel, c.Tables = maps.Clone(r.Kernel), slices.Clone(r.Tables)
 	return &c
 }
 

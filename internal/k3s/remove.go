@@ -253,6 +253,7 @@ func (d *remover) actions() []Removal {
 		{Name: "links", Title: "remove network links", look: d.lookLinks, act: d.removeLinks},
 		{Name: "routes", Title: "remove routes to other nodes' pods", look: d.lookRoutes, act: d.removeRoutes},
 		{Name: "rules", Title: "remove packet filter rules", look: d.lookRules, act: d.removeRules},
+		{Name: "settings", Title: "set the kernel back", look: d.lookSettings, act: d.resetSettings},
 		{Name: "cgroups", Title: "remove control groups", look: d.lookCgroups, act: d.removeCgroups},
 		{Name: "units", Title: "remove the service", look: d.lookUnits, act: d.removeUnits},
 		{Name: "cni", Title: "remove the state of the pods' network", look: d.lookCNI, act: d.removeTrees},

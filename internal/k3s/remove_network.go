@@ -268,6 +268,9 @@ func (d *remover) lookRules(ctx context.Context) (findings, error) {
 			out.finds = append(out.finds, "nft table "+t.family+" "+t.name)
 		}
 	}
+	for _, t := range d.emptyTables(ctx) {
+		out.finds = append(out.finds, "empty nft table "+t.family+" "+t.name)
+	}
 	if !d.b.alone {
 		out.stays = append(out.stays, "rules of KUBE-* and FLANNEL-*: "+d.othersHere())
 	}
@@ -294,7 +297,8 @@ func (d *remover) removeRules(ctx context.Context, _ []string) error {
 		}
 	}
 	if list, present, listing := d.tool(ctx, "nft", "list", "tables"); present && listing == nil {
-		for _, t := range ownTables(string(list), owner) {
+		// What is empty is empty only now that the rules are gone.
+		for _, t := range append(ownTables(string(list), owner), d.emptyTables(ctx)...) {
 			_, _, deleting := d.tool(ctx, "nft", "delete", "table", t.family, t.name)
 			err = errors.Join(err, deleting)
 		}

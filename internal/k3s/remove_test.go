@@ -258,6 +258,9 @@ func installedMachine(t *testing.T, prepare func(m *Machine)) (m *Machine, p *pr
 	put(t, m, "/opt/nvidia/x", "driver")
 	put(t, m, "/sys/class/net/eth0/address", "x")
 	put(t, m, "/proc/self/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+	put(t, m, settingFile("vm.overcommit_memory"), "0\n")
+	put(t, m, settingFile("kernel.panic"), "0\n")
+	put(t, m, settingFile("kernel.panic_on_oops"), "1\n")
 	if err := os.MkdirAll(m.at("/run"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -312,6 +315,8 @@ func installedMachine(t *testing.T, prepare func(m *Machine)) (m *Machine, p *pr
 	if err := os.MkdirAll(m.at(pluginDir), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	put(t, m, settingFile("vm.overcommit_memory"), "1\n")
+	put(t, m, settingFile("kernel.panic"), "10\n")
 	link(t, m, "/sys/class/net/veth1/master", "../cni0")
 	link(t, m, "/usr/local/bin/kubectl", "k3s")
 	link(t, m, "/usr/local/bin/crictl", "/usr/local/bin/k3s")
@@ -605,6 +610,9 @@ func TestBesideAnotherKubernetes(t *testing.T) {
 	}
 	if len(input) != 1 || strings.Contains(input[0], "KUBE-") || !strings.Contains(input[0], "CNI-DN-1d36") {
 		t.Errorf("%q", input)
+	}
+	if get(t, m, settingFile("kernel.panic")) != "10\n" {
+		t.Error("took a setting that the other one wants, too")
 	}
 	if slices.Contains(k.killed, 24) || !slices.Contains(k.killed, 22) {
 		t.Errorf("killed %v", k.killed)
