@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/llmbox-dev/llmbox/internal/bench"
 	"github.com/llmbox-dev/llmbox/internal/event"
 	"github.com/llmbox-dev/llmbox/test/internal/trace"
 )
@@ -62,6 +63,23 @@ func TestInstallOnAMachine(t *testing.T) {
 	}) {
 		return
 	}
+	t.Run("bench measures through the gateway", func(t *testing.T) {
+		r := h.llmbox(t, 5*time.Minute, "bench", "--concurrency", "1,4", "--requests", "8", "--max-tokens", "16", "--prompt-tokens", "64", "--save", "/root/bench.json")
+		r.ends(t, 0)
+		got, err := bench.Read(strings.NewReader(h.must(t, "cat", "/root/bench.json")))
+		must(t, err)
+		if got.Failures() != 0 || got.Succeeded() != 16 || len(got.Levels) != 2 || got.Box.Model != modelName || strings.Contains(r.said, b.key) {
+			t.Errorf("it measured %+v, and said %s", got, r.said)
+		}
+		for _, l := range got.Levels {
+			if l.OutputTokens != 8*16 || l.FirstToken.P50 <= 0 || l.TokensPerSecond <= 0 {
+				t.Errorf("a level is %+v", l)
+			}
+			t.Logf("%d at once: first token %.0f ms, %.0f tokens a second", l.Concurrency, l.FirstToken.P50, l.TokensPerSecond)
+		}
+		h.llmbox(t, quickly, "bench", "--compare", "/root/bench.json", "/root/bench.json").ends(t, 0)
+		h.must(t, "rm", "/root/bench.json")
+	})
 	t.Run("once more changes nothing", func(t *testing.T) {
 		before := h.fingerprint(t)
 		r := h.install(t)
