@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/llmbox-dev/llmbox/internal/host"
+	"github.com/llmbox-dev/llmbox/internal/k3s"
 )
 
 const (
@@ -80,6 +82,34 @@ func newOwnImage(program, reference string) (*ownImage, error) {
 		return nil, fmt.Errorf("describing the own image: %w", err)
 	}
 	return i, nil
+}
+
+// ErrNotStatic means that this llmbox needs libraries of the machine, which its image
+// doesn't have.
+var ErrNotStatic = errors.New("not a static program")
+
+// static refuses a program that can't be the only file of an image: there the kernel
+// would say of it that there is no such file.
+func static(program string) error {
+	file, err := elf.Open(program)
+	var format *elf.FormatError
+	if errors.As(err, &format) {
+		// Not for Linux to begin with; whoever runs it knows.
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading the own binary: %w", err)
+	}
+	defer func() { _ = file.Close() }()
+	for _, part := range file.Progs {
+		if part.Type == elf.PT_INTERP {
+			return &k3s.Problem{
+				What: "this llmbox was linked dynamically, and the pods that run it have no libraries",
+				Out:  "Build it with make build, or with CGO_ENABLED=0 in the environment", Err: ErrNotStatic,
+			}
+		}
+	}
+	return nil
 }
 
 type counter struct{ n int64 }

@@ -4,6 +4,8 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"debug/elf"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -242,6 +244,46 @@ func TestArchiveIsWrittenWhenItDiffers(t *testing.T) {
 	must(t, os.Truncate(archive, 100))
 	ensure(true)
 	ensure(false)
+}
+
+// elfFile is a program of one header and one part.
+func elfFile(t *testing.T, part elf.ProgType) string {
+	t.Helper()
+	var raw bytes.Buffer
+	head := elf.Header64{
+		Ident: [elf.EI_NIDENT]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)},
+		Type:  uint16(elf.ET_EXEC), Machine: uint16(elf.EM_X86_64), Version: uint32(elf.EV_CURRENT),
+		Phoff: 64, Ehsize: 64, Phentsize: 56, Phnum: 1, Shentsize: 64,
+	}
+	must(t, binary.Write(&raw, binary.LittleEndian, head))
+	must(t, binary.Write(&raw, binary.LittleEndian, elf.Prog64{Type: uint32(part)}))
+	name := filepath.Join(t.TempDir(), "llmbox")
+	must(t, os.WriteFile(name, raw.Bytes(), 0o600))
+	return name
+}
+
+func TestStatic(t *testing.T) {
+	text := filepath.Join(t.TempDir(), "llmbox")
+	must(t, os.WriteFile(text, []byte("a binary"), 0o600))
+	for _, c := range []struct {
+		name, program string
+		want          error
+	}{
+		{"static", elfFile(t, elf.PT_LOAD), nil},
+		{"dynamic", elfFile(t, elf.PT_INTERP), ErrNotStatic},
+		{"no program", text, nil},
+		{"not there", text + "x", os.ErrNotExist},
+	} {
+		if err := static(c.program); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	// Nothing is written before.
+	h := rooted(t)
+	h.o.Executable = elfFile(t, elf.PT_INTERP)
+	if _, err := h.Up(t.Context(), Want{Image: "example.com/llmbox:1"}, nil); !errors.Is(err, ErrNotStatic) {
+		t.Errorf("%v", err)
+	}
 }
 
 // ctr answers as `k3s ctr` does.

@@ -81,6 +81,11 @@ type Outcome struct {
 func (h *Host) Up(ctx context.Context, want Want, report k3s.Report) (Outcome, error) {
 	var out Outcome
 	m := h.K3s(want.Box)
+	if want.Image != "" {
+		if err := static(h.o.Executable); err != nil {
+			return out, err
+		}
+	}
 	if want.Adopt {
 		if _, err := m.Adopt(ctx); err != nil {
 			return out, err
