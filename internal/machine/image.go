@@ -93,7 +93,7 @@ var ErrNotStatic = errors.New("not a static program")
 func static(program string) error {
 	file, err := elf.Open(program)
 	var format *elf.FormatError
-	if errors.As(err, &format) {
+	if errors.As(err, &format) || errors.Is(err, io.EOF) {
 		// Not for Linux to begin with; whoever runs it knows.
 		return nil
 	}
