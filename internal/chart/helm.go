@@ -274,8 +274,7 @@ func (h *Helm) uninstall(cfg *action.Configuration, namespace, name string, time
 	return nil
 }
 
-// stillThere names objects of a manifest that are being deleted and have not gone, with
-// what they wait for: Helm says only that its time was over. Some are enough to go on.
+// stillThere names objects of a manifest that have not gone, with what they wait for: Helm says only that its time was over. Some are enough to go on.
 func stillThere(client kube.Interface, manifest string) []string {
 	const enough = 5
 	resources, err := client.Build(strings.NewReader(manifest), false)
@@ -292,8 +291,7 @@ func stillThere(client kube.Interface, manifest string) []string {
 			continue
 		}
 		object := unstructured.Unstructured{Object: raw}
-		// What was kept on purpose is not being deleted.
-		if object.GetDeletionTimestamp() == nil {
+		if object.GetAnnotations()[kube.ResourcePolicyAnno] == kube.KeepPolicy {
 			continue
 		}
 		if len(left) == enough {
@@ -306,6 +304,9 @@ func stillThere(client kube.Interface, manifest string) []string {
 
 func waitsFor(object *unstructured.Unstructured) string {
 	text := object.GetKind() + " " + object.GetName()
+	if object.GetDeletionTimestamp() == nil {
+		return text + " (somebody has made it again)"
+	}
 	if finalizers := object.GetFinalizers(); len(finalizers) > 0 {
 		text += " (finalizers " + strings.Join(finalizers, ", ") + ")"
 	}

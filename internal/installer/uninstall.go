@@ -31,7 +31,7 @@ const (
 	releaseGone   = 3 * time.Minute
 	customGone    = 30 * time.Second
 	namespaceGone = 4 * time.Minute
-	webhookPause  = 2 * time.Second
+	sweepPause    = 2 * time.Second
 	// stuckAfter is how long a namespace may be Terminating before what holds it
 	// is looked at and, where it is ours, let go.
 	stuckAfter = 20 * time.Second
@@ -144,25 +144,34 @@ func (r *Run) uninstallRelease(ctx context.Context, s Step) error {
 	if err := r.client.DeleteAndWait(ctx, custom, s.Namespace, customGone); err != nil {
 		r.log.Warn("custom resources did not go by themselves", "release", s.Name, "error", err)
 	}
-	stop := r.clearWebhooks(ctx, s.Namespace)
+	stop, err := r.clearTheWay(ctx, s)
+	if err != nil {
+		return err
+	}
 	defer stop()
 	return r.engine.Uninstall(ctx, s.Namespace, s.Name)
 }
 
-// clearWebhooks takes webhooks away as soon as nobody answers them, beside the removal of
-// a release. The returned function ends that after a last look: the next release goes
-// with no webhook of this one in its way.
-func (r *Run) clearWebhooks(ctx context.Context, namespace string) (stop func()) {
+// clearTheWay takes away what would keep a release from going, beside its removal:
+// webhooks that nobody answers any more, and objects of its own that somebody makes anew.
+// The returned function ends that after a last look: the next release goes with nothing of
+// this one in its way.
+func (r *Run) clearTheWay(ctx context.Context, s Step) (stop func(), err error) {
+	former, err := r.client.Identities(ctx, s.Objects, s.Namespace)
+	if err != nil {
+		return nil, err
+	}
 	sweep := func(ctx context.Context) {
-		if err := r.client.DeleteUnansweredWebhooks(ctx, namespace); err != nil && ctx.Err() == nil {
-			r.log.Warn("webhooks that nobody answers could not be removed", "namespace", namespace, "error", err)
+		err := errors.Join(r.client.DeleteUnansweredWebhooks(ctx, s.Namespace), r.client.DeleteRemade(ctx, former))
+		if err != nil && ctx.Err() == nil {
+			r.log.Warn("what is in the way of a removal could not be removed", "release", s.Name, "error", err)
 		}
 	}
 	watching, cancel := context.WithCancel(ctx)
 	finished := make(chan struct{})
 	go func() {
 		defer close(finished)
-		ticker := time.NewTicker(webhookPause)
+		ticker := time.NewTicker(sweepPause)
 		defer ticker.Stop()
 		for {
 			select {
@@ -177,7 +186,7 @@ func (r *Run) clearWebhooks(ctx context.Context, namespace string) (stop func())
 		cancel()
 		<-finished
 		sweep(ctx)
-	}
+	}, nil
 }
 
 // removeStrays removes releases of llmbox's that this plan knows nothing of: components
