@@ -247,7 +247,12 @@ func modelContainer(change func(map[string]any) error) func(map[string]any) erro
 func clusterFaults() []fault {
 	const stores kind = "external-secrets.io/v1/clustersecretstores"
 	return []fault{
-		withFix(scaled("webhook-without-anybody", wants("operator.webhook.blocking"), "kyverno", "kyverno-admission-controller", "app.kubernetes.io/component=admission-controller")),
+		func() fault {
+			f := withFix(scaled("webhook-without-anybody", wants("operator.webhook.blocking"), "kyverno", "kyverno-admission-controller", "app.kubernetes.io/component=admission-controller"))
+			// One that is asked to end takes its webhooks with it.
+			f.inject = inOrder(shell(send("kyverno", "STOP")), f.inject)
+			return f
+		}(),
 		{
 			name: "webhook-not-trusted", want: wants("operator.webhook.certificate"),
 			inject: inOrder(untrusted, noPods("llm", "app.kubernetes.io/name=model-server")),
