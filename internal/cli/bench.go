@@ -119,17 +119,9 @@ func (a *app) runBench(cmd *cobra.Command, flags *benchFlags) error {
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	b, err := a.reach(ctx, cmd)
-	if err != nil {
-		return chatError(err, flags.keyFile)
-	}
-	key, err := b.chatKey(ctx, flags.keyFile)
+	b, door, key, err := a.endpoint(ctx, cmd, flags.keyFile)
 	if err != nil {
 		return err
-	}
-	door, err := b.door(ctx)
-	if err != nil {
-		return doorError(err)
 	}
 	most := 1
 	for _, n := range p.Concurrency {

@@ -84,17 +84,9 @@ func (a *app) runChat(cmd *cobra.Command, args []string, flags *chatFlags) error
 	if err != nil {
 		return err
 	}
-	b, err := a.reach(ctx, cmd)
-	if err != nil {
-		return chatError(err, flags.keyFile)
-	}
-	key, err := b.chatKey(ctx, flags.keyFile)
+	_, door, key, err := a.endpoint(ctx, cmd, flags.keyFile)
 	if err != nil {
 		return err
-	}
-	door, err := b.door(ctx)
-	if err != nil {
-		return doorError(err)
 	}
 	c := &chat{
 		client: openai.New(door.HTTP, door.URL, key, flags.timeout),
@@ -166,6 +158,23 @@ func (a *app) prompt(ctx context.Context, args []string) (prompt string, talk bo
 		return "", false, usageError{errors.New("there is no prompt"), "llmbox chat PROMPT, or llmbox chat < FILE"}
 	}
 	return prompt, false, nil
+}
+
+// endpoint is the way into the box by which clients come, and a key for it.
+func (a *app) endpoint(ctx context.Context, cmd *cobra.Command, keyFile string) (*installedBox, installer.Door, string, error) {
+	b, err := a.reach(ctx, cmd)
+	if err != nil {
+		return nil, installer.Door{}, "", chatError(err, keyFile)
+	}
+	key, err := b.chatKey(ctx, keyFile)
+	if err != nil {
+		return nil, installer.Door{}, "", err
+	}
+	door, err := b.door(ctx)
+	if err != nil {
+		return nil, installer.Door{}, "", doorError(err)
+	}
+	return b, door, key, nil
 }
 
 // chatKey is the key to ask with.

@@ -26,16 +26,12 @@ type Identity struct {
 func (c *Client) Identities(ctx context.Context, objects []*unstructured.Unstructured, namespace string) ([]Identity, error) {
 	var out []Identity
 	for _, obj := range objects {
-		obj = obj.DeepCopy()
-		if obj.GetNamespace() == "" {
-			obj.SetNamespace(namespace)
-		}
-		res, err := c.resourceFor(obj)
-		if meta.IsNoMatchError(err) {
-			continue
-		}
+		obj, res, err := c.placed(obj, namespace)
 		if err != nil {
 			return nil, err
+		}
+		if res == nil {
+			continue
 		}
 		there, err := res.Get(ctx, obj.GetName(), metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {

@@ -53,16 +53,12 @@ func (c *Client) DeleteAndWait(ctx context.Context, objects []*unstructured.Unst
 	}
 	var targets []*target
 	for _, obj := range objects {
-		obj = obj.DeepCopy()
-		if obj.GetNamespace() == "" {
-			obj.SetNamespace(namespace)
-		}
-		res, err := c.resourceFor(obj)
-		if meta.IsNoMatchError(err) {
-			continue
-		}
+		obj, res, err := c.placed(obj, namespace)
 		if err != nil {
 			return err
+		}
+		if res == nil {
+			continue
 		}
 		if err := res.Delete(ctx, obj.GetName(), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("deleting %s: %w", describe(obj), Classify(err))
@@ -101,6 +97,20 @@ func (c *Client) DeleteAndWait(ctx context.Context, objects []*unstructured.Unst
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
+}
+
+// placed is an object with the namespace that it is looked for in, and where it is asked
+// for; nil where the API server knows nothing of its kind.
+func (c *Client) placed(obj *unstructured.Unstructured, namespace string) (*unstructured.Unstructured, dynamic.ResourceInterface, error) {
+	obj = obj.DeepCopy()
+	if obj.GetNamespace() == "" {
+		obj.SetNamespace(namespace)
+	}
+	res, err := c.resourceFor(obj)
+	if meta.IsNoMatchError(err) {
+		return obj, nil, nil
+	}
+	return obj, res, err
 }
 
 // made tells whether llmbox made an object. An operator that takes one over may write
