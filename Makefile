@@ -178,6 +178,14 @@ release-check: ## Build the release of HEAD twice, in different directories, and
 release-test: ## Build a release signed with a key of the moment, verify it and install it (root, rpm, qemu-user-static, debootstrap)
 	scripts/release-test.sh $(TEST)
 
+.PHONY: roots
+roots: ## Make the clean root file systems of test-roots and newcomer in the user's cache (root, debootstrap; minutes, once)
+	scripts/debian-roots.sh
+
+.PHONY: test-roots
+test-roots: ## Run install.sh in clean roots of Debian 12 and 13, an Ubuntu-like one and one of two /bin (root)
+	roots=$$(scripts/debian-roots.sh) && LLMBOX_DEBIAN_ROOTS=$$roots go test -count=1 -run '^TestInCleanRoots$$' $(TEST) ./test/scripts
+
 .PHONY: release-size
 release-size: ## Which modules the binary's bytes are of
 	go build -buildvcs=false -o bin/llmbox-symbols ./cmd/llmbox

@@ -373,6 +373,15 @@ bring_completion() {
         sh "$binary" "$completions" </dev/null 2>/dev/null || :
 }
 
+# carried prints the variables that must reach llmbox, for a shell to evaluate.
+carried() {
+    for name in $(env | awk -F= '/^(LLMBOX_[A-Z0-9_]+|HF_TOKEN|NO_COLOR|CI|TERM|LANG|LC_ALL|[a-z]+_proxy|[A-Z]+_PROXY)=/ { print $1 }'); do
+        value=
+        eval "value=\${$name-}"
+        printf "export %s='%s'\n" "$name" "$(printf '%s' "$value" | sed "s/'/'\\\\''/g")"
+    done
+}
+
 run_install() {
     mend=$fix
     for arg in "$@"; do
@@ -392,10 +401,12 @@ run_install() {
     if [ -z "$sudo" ]; then
         exec "$binary" install "$@" </dev/null
     fi
-    # By name: a value in the arguments could be read by everybody.
-    keep=$(env | awk -F= '/^(LLMBOX_[A-Z0-9_]+|HF_TOKEN|NO_COLOR|CI|TERM|LANG|LC_ALL|[a-z]+_proxy|[A-Z]+_PROXY)=/ { printf "%s%s", n++ ? "," : "", $1 }')
-    # shellcheck disable=SC2086 # two words, or one
-    exec $sudo ${keep:+--preserve-env="$keep"} "$binary" install "$@" </dev/null
+    # On standard input: what is in arguments can be read by everybody, and there is a sudo
+    # that can't be told what to keep of the environment.
+    # shellcheck disable=SC2016,SC2086 # for root's shell; two words, or one
+    exec $sudo sh -c 'eval "$(cat)"; exec "$@" </dev/null' sh "$binary" install "$@" <<VARIABLES
+$(carried)
+VARIABLES
 }
 
 install_llmbox() {

@@ -11,6 +11,7 @@ import (
 	"encoding/base64"
 	"encoding/pem"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -58,16 +59,20 @@ type release struct {
 
 func newRelease(t *testing.T) *release {
 	t.Helper()
-	binary := []byte(llmboxStandIn)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newReleaseOn(t, listener)
+}
+
+func newReleaseOn(t *testing.T, listener net.Listener) *release {
+	t.Helper()
 	r := &release{files: map[string][]byte{
 		"/latest": []byte("v1.2.3\n"),
 	}}
-	for _, arch := range []string{"amd64", "arm64"} {
-		r.files["/v1.2.3/llmbox-linux-"+arch] = binary
-	}
-	sum := sha256.Sum256(binary)
-	r.files["/v1.2.3/SHA256SUMS"] = fmt.Appendf(nil, "%x  llmbox-linux-amd64\n%x  llmbox-linux-arm64\n%x  other.deb\n", sum, sum, sha256.Sum256(nil))
-	r.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	r.publish(llmboxStandIn)
+	r.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r.mu.Lock()
 		r.asked = append(r.asked, req.URL.Path)
 		answer := r.answer
@@ -82,10 +87,22 @@ func newRelease(t *testing.T) *release {
 		}
 		http.ServeContent(w, req, "", time.Time{}, bytes.NewReader(data))
 	}))
+	_ = r.Server.Listener.Close()
+	r.Server.Listener = listener
+	r.StartTLS()
 	t.Cleanup(r.Close)
 	r.ca = filepath.Join(t.TempDir(), "ca.pem")
 	write(t, r.ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.Certificate().Raw}), 0o644)
 	return r
+}
+
+// publish makes this the binary of the release.
+func (r *release) publish(binary string) {
+	for _, arch := range []string{"amd64", "arm64"} {
+		r.files["/v1.2.3/llmbox-linux-"+arch] = []byte(binary)
+	}
+	sum := sha256.Sum256([]byte(binary))
+	r.files["/v1.2.3/SHA256SUMS"] = fmt.Appendf(nil, "%x  llmbox-linux-amd64\n%x  llmbox-linux-arm64\n%x  other.deb\n", sum, sum, sha256.Sum256(nil))
 }
 
 func (r *release) paths() []string {
@@ -599,23 +616,32 @@ func TestUser(t *testing.T) {
 		r.ca = ca
 		return dir
 	}
-	const passes = "while :; do case \"$1\" in -n|-v|--preserve-env=*) shift ;; *) break ;; esac; done\nexec \"$@\"\n"
-	t.Run("sudo without a password", func(t *testing.T) {
-		r := newRelease(t)
-		bin := open(t, r)
-		path, log := standIn(t, passes)
-		got := invocation{user: nobody, path: path, args: []string{"--yes"}, env: r.env(bin, "HF_TOKEN=hf_secret", "https_proxy=", "LLMBOX_MODEL=m")}.run(t)
-		words := string(read(t, log))
-		if got.code != 42 || !strings.Contains(words, "-n --preserve-env=") || !strings.Contains(words, "HF_TOKEN") || !strings.Contains(words, "LLMBOX_MODEL") {
-			t.Errorf("%s\n%s", got, words)
-		}
-		if strings.Contains(words, "hf_secret") || strings.Contains(words, "INSTALL_LLMBOX") {
-			t.Errorf("sudo was told too much:\n%s", words)
-		}
-		if strings.Contains(words, "curl") || strings.Contains(words, "sha256sum") {
-			t.Errorf("sudo did what needs no root:\n%s", words)
-		}
-	})
+	// As sudo does by itself, it keeps nothing of the environment.
+	const passes = "while :; do case \"$1\" in -n|-v) shift ;; *) break ;; esac; done\nexec env -i PATH=\"$PATH\" HOME=/root \"$@\"\n"
+	for _, shell := range shells() {
+		t.Run("sudo without a password, "+strings.Join(shell, " "), func(t *testing.T) {
+			r := newRelease(t)
+			const says = `echo "token=$HF_TOKEN proxy=$https_proxy term=${TERM-unset} secret=${SECRET-unset}"`
+			r.publish(strings.Replace(llmboxStandIn, "exit 42", says+"\nexit 42", 1))
+			bin := open(t, r)
+			path, log := standIn(t, passes)
+			got := invocation{
+				shell: shell, user: nobody, path: path, args: []string{"--yes", "a b"},
+				env: r.env(bin, "HF_TOKEN=hf_secret", "https_proxy=", "LLMBOX_MODEL=it's \"$HOME\" `id`\nand \\ more", "SECRET=x", "OTHER=x\nTERM=x"),
+			}.run(t)
+			want := "arg=install\narg=--fix\narg=--yes\narg=a b\nhome=/root kubeconfig=unset model=it's \"$HOME\" `id`\nand \\ more\ntoken=hf_secret proxy= term="
+			if got.code != 42 || !strings.HasPrefix(got.stdout, want) || !strings.Contains(got.stdout, "secret=unset") {
+				t.Errorf("%s\nwanted exit 42 and\n%s", got, want)
+			}
+			words := string(read(t, log))
+			if strings.Contains(words, "hf_secret") || strings.Contains(words, "INSTALL_LLMBOX") || strings.Contains(words, "LLMBOX_MODEL") {
+				t.Errorf("sudo was told too much:\n%s", words)
+			}
+			if strings.Contains(words, "curl") || strings.Contains(words, "sha256sum") {
+				t.Errorf("sudo did what needs no root:\n%s", words)
+			}
+		})
+	}
 	t.Run("sudo with a password and no terminal", func(t *testing.T) {
 		r := newRelease(t)
 		path, _ := standIn(t, "exit 1\n")
