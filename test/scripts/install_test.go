@@ -87,8 +87,8 @@ func newReleaseOn(t *testing.T, listener net.Listener) *release {
 		}
 		http.ServeContent(w, req, "", time.Time{}, bytes.NewReader(data))
 	}))
-	_ = r.Server.Listener.Close()
-	r.Server.Listener = listener
+	_ = r.Listener.Close()
+	r.Listener = listener
 	r.StartTLS()
 	t.Cleanup(r.Close)
 	r.ca = filepath.Join(t.TempDir(), "ca.pem")
@@ -366,7 +366,7 @@ func TestRefused(t *testing.T) {
 		"plain http":                    {env: []string{"INSTALL_LLMBOX_URL=http://127.0.0.1:1"}, code: 2, says: "releases come over https only"},
 		"a redirect to plain http": {release: func(r *release) {
 			r.answer = func(w http.ResponseWriter, req *http.Request) bool {
-				http.Redirect(w, req, "http://127.0.0.1:1"+req.URL.Path, http.StatusFound)
+				http.Redirect(w, req, "http://127.0.0.1:1/v1.2.3/SHA256SUMS", http.StatusFound)
 				return true
 			}
 		}, code: 1, says: "didn't say"},
@@ -395,18 +395,16 @@ func TestRefused(t *testing.T) {
 				c.release(r)
 			}
 			bin, tmp := t.TempDir(), t.TempDir()
-			path := "../../test/scripts/testdata/" + c.tools + ":"
-			if c.tools == "" {
-				path = ""
-			} else if abs, err := filepath.Abs("testdata/" + c.tools); err != nil {
-				t.Fatal(err)
-			} else {
-				path = abs + ":"
+			path := os.Getenv("PATH")
+			if c.without != nil {
+				path = pathWithout(t, c.without...)
 			}
-			if c.without == nil {
-				path += os.Getenv("PATH")
-			} else {
-				path += pathWithout(t, c.without...)
+			if c.tools != "" {
+				first, err := filepath.Abs("testdata/" + c.tools)
+				if err != nil {
+					t.Fatal(err)
+				}
+				path = first + ":" + path
 			}
 			got := invocation{
 				path: path, args: c.args,
@@ -518,7 +516,7 @@ func TestRetries(t *testing.T) {
 			"stalled": func(w http.ResponseWriter, data []byte) {
 				w.Header().Set("Content-Length", fmt.Sprint(len(data)))
 				_, _ = w.Write(data[:len(data)/2])
-				w.(http.Flusher).Flush()
+				_ = http.NewResponseController(w).Flush()
 				time.Sleep(5 * time.Second)
 				panic(http.ErrAbortHandler)
 			},

@@ -6,6 +6,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -16,6 +17,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/llmbox-dev/llmbox/test/internal/cleanroot"
 )
 
 // cleanRoots are the root file systems that `make roots` made, each in a folder that says
@@ -85,38 +88,6 @@ func raiseLoopback() error {
 	return unix.IoctlIfreq(socket, unix.SIOCSIFFLAGS, request)
 }
 
-// enterRoot, as the first process of its namespaces, lays a writable layer over a root,
-// runs what it is given in there, and hands out what that changed. Its mounts and all
-// processes end with it.
-const enterRoot = `
-root=$1 layer=$2 work=$3 changes=$4 gone=$5 mounts=$6 user=$7
-shift 7
-mount -t tmpfs -o mode=755 work "$work"
-mkdir "$work/layer" "$work/upper" "$work/inner" "$work/root"
-cp -a "$layer/." "$work/layer/"
-chmod 755 "$work/layer"
-for name in $gone; do
-  mkdir -p "$work/layer/${name%/*}"
-  mknod "$work/layer/$name" c 0 0
-done
-mount -t overlay -o "lowerdir=$work/layer:$root,upperdir=$work/upper,workdir=$work/inner" root "$work/root"
-cd "$work/root"
-mount -t proc proc proc
-mount -t tmpfs -o mode=755 dev dev
-for node in null:3 zero:5 full:7 random:8 urandom:9; do mknod -m 666 "dev/${node%:*}" c 1 "${node#*:}"; done
-mknod -m 666 dev/tty c 5 0
-mkdir dev/pts
-mount -t devpts -o newinstance,ptmxmode=666,mode=620,gid=5 devpts dev/pts
-ln -s pts/ptmx dev/ptmx
-ln -s /proc/self/fd dev/fd
-mount -t tmpfs run run
-eval "$mounts"
-code=0
-chroot --userspec="$user:$user" --groups="$user" . "$@" || code=$?
-cp -a "$work/upper/." "$changes/"
-exit "$code"
-`
-
 // visit is what somebody does on a machine that has never seen llmbox.
 type visit struct {
 	// typed is a line for a shell in the root; URL is the server's address in it.
@@ -125,40 +96,35 @@ type visit struct {
 	env []string
 	// user is its number, 0 where nothing is said.
 	user int
-	// files are laid over the root, and gone are taken out of it.
-	files map[string]string
-	gone  []string
+	// files and links are laid over the root, and gone are taken out of it.
+	files, links map[string]string
+	gone         []string
 	// mounts is run by a shell in the root's folder before.
 	mounts string
 }
 
-// changes is what a visit left: paths of files, "gone" before those that were there.
-type changes struct {
-	dir   string
-	paths []string
-}
-
-func (v visit) in(t *testing.T, root string, r *release, namespace string) (outcome, changes) {
+// in visits a root, and says what came of it and which files changed.
+func (v visit) in(t *testing.T, lower string, r *release, namespace string) (outcome, cleanroot.Root, []string) {
 	t.Helper()
-	layer := t.TempDir()
-	lower := func(name string) string { return string(read(t, filepath.Join(root, name))) }
+	root := cleanroot.Root{Lower: lower, Disk: t.TempDir(), Mounts: v.mounts}
+	more := func(name, text string) string { return string(read(t, filepath.Join(lower, name))) + text }
+	name, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
 	files := map[string]string{
 		// The server's certificate is one that everybody trusts here.
-		"etc/ssl/certs/ca-certificates.crt": lower("etc/ssl/certs/ca-certificates.crt") +
-			string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.Certificate().Raw})),
-		"etc/hosts":          "127.0.0.1 localhost " + hostname(t) + "\n",
-		"etc/passwd":         lower("etc/passwd") + "ops:x:1000:1000::/home/ops:/bin/sh\n",
-		"etc/group":          lower("etc/group") + "ops:x:1000:\n",
-		"etc/shadow":         lower("etc/shadow") + "ops:!:20000:0:99999:7:::\n",
-		"home/ops/.profile":  "",
-		"root/install.sh":    string(r.files["/install.sh"]),
-		"etc/sudoers.d/none": "",
+		"etc/ssl/certs/ca-certificates.crt": more("etc/ssl/certs/ca-certificates.crt", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.Certificate().Raw}))),
+		"etc/hosts":                         "127.0.0.1 localhost " + name + "\n",
+		"etc/passwd":                        more("etc/passwd", "ops:x:1000:1000::/home/ops:/bin/sh\n"),
+		"etc/group":                         more("etc/group", "ops:x:1000:\n"),
+		"etc/shadow":                        more("etc/shadow", "ops:!:20000:0:99999:7:::\n"),
+		"home/ops/.profile":                 "",
+		"root/install.sh":                   string(r.files["/install.sh"]),
 	}
-	for name, content := range v.files {
-		files[name] = content
-	}
+	maps.Copy(files, v.files)
 	for name, content := range files {
-		mode := fs.FileMode(0o644)
+		mode, owner := fs.FileMode(0o644), 0
 		switch {
 		case strings.Contains(name, "bin/"):
 			mode = 0o755
@@ -166,65 +132,39 @@ func (v visit) in(t *testing.T, root string, r *release, namespace string) (outc
 			mode = 0o600
 		case strings.HasPrefix(name, "etc/sudoers.d/"):
 			mode = 0o440
+		case strings.HasPrefix(name, "home/ops/"):
+			owner = 1000
 		}
-		at := filepath.Join(layer, name)
-		if target, found := strings.CutPrefix(content, "link to "); found {
-			if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Symlink(target, at); err != nil {
-				t.Fatal(err)
-			}
-			continue
-		}
-		write(t, at, []byte(content), mode)
-		if strings.HasPrefix(name, "home/ops/") {
-			for _, own := range []string{at, filepath.Dir(at)} {
-				if err := os.Chown(own, 1000, 1000); err != nil {
-					t.Fatal(err)
-				}
-			}
+		if err := root.Lay(name, []byte(content), mode, owner); err != nil {
+			t.Fatal(err)
 		}
 	}
-	// As /root is closed in some of them.
-	if err := os.Chmod(filepath.Join(layer, "root"), 0o700); err != nil {
+	for name, target := range v.links {
+		if err := root.Link(name, target); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range v.gone {
+		if err := root.Hide(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	enter, err := root.Command(v.user)
+	if err != nil {
 		t.Fatal(err)
 	}
-	left := changes{dir: t.TempDir()}
 	got := invocation{
-		script: []byte(strings.ReplaceAll(v.typed, "URL", r.URL) + "\n"),
-		shell:  []string{"/bin/sh"},
-		path:   "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		env:    v.env,
-		wrapper: []string{
-			"nsenter", "--net=" + namespace, "unshare", "--mount", "--ipc", "--pid", "--fork", "--kill-child",
-			"sh", "-euc", enterRoot, "sh", root, layer, t.TempDir(), left.dir, strings.Join(v.gone, " "), v.mounts, fmt.Sprint(v.user),
-		},
+		script:  []byte(strings.ReplaceAll(v.typed, "URL", r.URL) + "\n"),
+		shell:   []string{"/bin/sh"},
+		path:    cleanroot.Path,
+		env:     v.env,
+		wrapper: append([]string{"nsenter", "--net=" + namespace}, enter...),
 	}.run(t)
-	err := filepath.WalkDir(left.dir, func(at string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		name := strings.TrimPrefix(at, left.dir)
-		if d.Type()&fs.ModeCharDevice != 0 {
-			name = "gone " + name
-		}
-		left.paths = append(left.paths, name)
-		return nil
-	})
+	changes, err := root.Changes()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return got, left
-}
-
-func hostname(t *testing.T) string {
-	t.Helper()
-	name, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return name
+	return got, root, changes
 }
 
 // newPublished is a release as it would be published on that network: the script knows the
@@ -283,7 +223,7 @@ func TestInCleanRoots(t *testing.T) {
 			code:  42, prints: started + "home=unset kubeconfig=unset model=unset\n", left: installed,
 		},
 		"sh is busybox": {
-			visit: visit{typed: pipe + `sh -s -- --model "a b"`, files: map[string]string{"usr/local/bin/sh": "link to /bin/busybox"}},
+			visit: visit{typed: pipe + `sh -s -- --model "a b"`, links: map[string]string{"usr/local/bin/sh": "/bin/busybox"}},
 			code:  42, prints: started + "home=unset kubeconfig=unset model=unset\n", left: installed,
 		},
 		"wget alone": {
@@ -383,7 +323,7 @@ func TestInCleanRoots(t *testing.T) {
 					if c.release != nil {
 						c.release(r)
 					}
-					got, left := c.in(t, root, r, namespace)
+					got, visited, left := c.in(t, root, r, namespace)
 					said := strings.ReplaceAll(got.stderr+got.stdout, "\r\n", "\n")
 					if c.code >= 0 && got.code != c.code || !strings.Contains(said, c.says) {
 						t.Errorf("%s\nwanted exit %d and %q", got, c.code, c.says)
@@ -391,11 +331,11 @@ func TestInCleanRoots(t *testing.T) {
 					if !strings.HasSuffix(said, c.prints) || c.prints == "" && got.stdout != "" || strings.Contains(said, "stdin ") {
 						t.Errorf("%s\nwanted it to end with\n%s", got, c.prints)
 					}
-					if !slices.Equal(left.paths, c.left) {
-						t.Errorf("it changed %q, wanted %q", left.paths, c.left)
+					if !slices.Equal(left, c.left) {
+						t.Errorf("it changed %q, wanted %q", left, c.left)
 					}
-					for _, file := range left.paths {
-						if strings.HasSuffix(file, "bin/llmbox") && string(read(t, filepath.Join(left.dir, file))) != llmboxStandIn {
+					for _, file := range left {
+						if strings.HasSuffix(file, "bin/llmbox") && string(read(t, visited.Written(file))) != llmboxStandIn {
 							t.Errorf("%s is not what was published", file)
 						}
 					}
