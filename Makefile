@@ -183,8 +183,8 @@ roots: ## Make the clean root file systems of test-roots and newcomer in the use
 	scripts/debian-roots.sh
 
 .PHONY: test-roots
-test-roots: ## Run install.sh in clean roots of Debian 12 and 13, an Ubuntu-like one and one of two /bin (root)
-	roots=$$(scripts/debian-roots.sh) && LLMBOX_DEBIAN_ROOTS=$$roots go test -count=1 -run '^TestInCleanRoots$$' $(TEST) ./test/scripts
+test-roots: ## Run install.sh, and brev.sh under systemd, in clean roots of Debian 12 and 13 and two others (root; systemd-container)
+	roots=$$(scripts/debian-roots.sh) && LLMBOX_DEBIAN_ROOTS=$$roots go test -count=1 -run '^Test(InCleanRoots|BrevUnderSystemd)$$' $(TEST) ./test/scripts
 
 .PHONY: release-size
 release-size: ## Which modules the binary's bytes are of

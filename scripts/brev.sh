@@ -97,7 +97,12 @@ run() {
     say "installing llmbox $version"
     code=0
     INSTALL_LLMBOX_URL=$url INSTALL_LLMBOX_VERSION=$version DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a \
-        sh "$tmp/install.sh" "$@" </dev/null || code=$?
+        sh "$tmp/install.sh" "$@" </dev/null &
+    installing=$!
+    # A shell that waits for what it called acts on no signal, and the machine would wait
+    # for it when it is switched off.
+    trap 'kill -TERM "$installing" 2>/dev/null; wait "$installing"; exit 143' HUP INT TERM
+    wait "$installing" || code=$?
     case "$code" in
         0) ;;
         2 | 3) fail "llmbox install ended with code $code: this needs a person; see the log, then: systemctl start llmbox-launch" "$code" ;;

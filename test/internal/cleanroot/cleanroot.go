@@ -118,17 +118,26 @@ func (r Root) over(name string) (string, error) {
 // Command is the beginning of a command line: what follows is run in the root by that
 // user. flags are more ones of unshare.
 func (r Root) Command(user int, flags ...string) ([]string, error) {
-	for _, dir := range []string{"laid", "written", "overlay", "root"} {
-		if err := os.MkdirAll(filepath.Join(r.Disk, dir), 0o755); err != nil { // #nosec G301 -- a root is everybody's
-			return nil, fmt.Errorf("making room for what is written: %w", err)
-		}
+	if err := r.makeRoom(); err != nil {
+		return nil, err
 	}
-	lower := filepath.Join(r.Disk, "laid") + ":" + r.Lower
 	return slices.Concat(
 		[]string{"unshare", "--mount", "--ipc", "--pid", "--fork", "--kill-child"}, flags,
-		[]string{"sh", "-euc", enter, "sh", lower, r.Disk, r.Mounts, strconv.Itoa(user)},
+		[]string{"sh", "-euc", enter, "sh", r.lower(), r.Disk, r.Mounts, strconv.Itoa(user)},
 	), nil
 }
+
+// makeRoom makes the folders on the disk.
+func (r Root) makeRoom() error {
+	for _, dir := range []string{"laid", "written", "overlay", "root"} {
+		if err := os.MkdirAll(filepath.Join(r.Disk, dir), 0o755); err != nil { // #nosec G301 -- a root is everybody's
+			return fmt.Errorf("making room for what is written: %w", err)
+		}
+	}
+	return nil
+}
+
+func (r Root) lower() string { return filepath.Join(r.Disk, "laid") + ":" + r.Lower }
 
 // Changes are the files that visits wrote, and with "gone" before it each that they took
 // away.
