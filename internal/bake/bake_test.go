@@ -102,16 +102,29 @@ func TestLookInsideWhatIsAllowed(t *testing.T) {
 	lay(t, root, map[string]string{
 		"/etc/machine-id":               "0123456789abcdef0123456789abcdef\n",
 		RecordFile:                      `{"install_arguments":["--set","network.nodeIP=0123456789abcdef0123456789abcdef"]}`,
+		ConfigFile:                      "hfToken: hf_abcdefghijklmnopqrstuvwx\nproxy: http://me:secret@proxy:3128\n",
+		"/opt/bin/llmbox":               "program",
 		"/etc/ssh/ssh_host_ed25519_key": "x",
+		credentialSecret:                "x",
 	})
 	found, err := Look(root, testPaths())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Contains(found.Problems, Problem{RecordFile, "it holds the id of this machine"}) {
-		t.Errorf("problems: %v", found.Problems)
+	// Always in the same order, two of one file included.
+	want := []Problem{
+		{"/etc/machine-id", "it names this machine: every clone would have the same id"},
+		{RecordFile, "it holds the id of this machine"},
+		{ConfigFile, "it holds a Hugging Face token"},
+		{ConfigFile, "it holds a password in a URL"},
 	}
-	if len(found.Notes) != 1 || !strings.Contains(found.Notes[0], "1 host keys of SSH") {
+	if !slices.Equal(found.Problems, want) {
+		t.Errorf("problems: %v, wanted %v", found.Problems, want)
+	}
+	if !slices.ContainsFunc(found.Files, func(f File) bool { return f.Path == "/opt/bin/llmbox" }) {
+		t.Errorf("the program is not listed: %v", found.Files)
+	}
+	if len(found.Notes) != 2 || !strings.Contains(found.Notes[0], "1 host keys of SSH") || !strings.Contains(found.Notes[1], "systemd-creds") {
 		t.Errorf("notes: %q", found.Notes)
 	}
 	// A link leads out of the image.

@@ -2,6 +2,7 @@ package bake
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -45,6 +46,8 @@ func (r Report) Clean() bool { return len(r.Problems) == 0 }
 
 const (
 	machineID = "/etc/machine-id"
+	// credentialSecret is systemd's, made by the first call of systemd-creds.
+	credentialSecret = "/var/lib/systemd/credential.secret" // #nosec G101 -- a path
 	// smallFile bounds in bytes the files of which the content is looked at; what is
 	// longer came out of a bundle, whose every byte was compared with its digest.
 	smallFile = 1 << 20
@@ -68,7 +71,7 @@ func rules(p Paths) []rule {
 		r(data+`/cache/bundle/[0-9a-f]{16}/(llmbox|k3s|k3s-[a-z0-9]+|sha256sum-[a-z0-9]+\.txt|llmbox-bundle-[0-9]-[a-z]+\.tar|complete)`, "from the bundle", true),
 		r(data+`/models/hub/models--[^/]+/blobs/[0-9a-f]{40,64}`, "weights from the bundle", true),
 		r(data+`/bin/llmbox`, "llmbox", true),
-		r(`/usr/local/bin/llmbox`, "llmbox", true),
+		r(`(/usr/local|/opt)/bin/llmbox`, "llmbox", true),
 		r(`/usr/local/share/bash-completion/completions/llmbox`, "completion", false),
 		r(`/etc/llmbox/config\.yaml`, "configuration", false),
 		r(regexp.QuoteMeta(HeadFile), "the beginning of the bundle", true),
@@ -141,15 +144,20 @@ func Look(root string, p Paths) (Report, error) {
 	if len(keys) > 0 {
 		out.Notes = append(out.Notes, fmt.Sprintf("%d host keys of SSH are here and were left alone; where no cloud-init makes new ones for each clone: sudo rm /etc/ssh/ssh_host_*, and see that they are made anew at boot", len(keys)))
 	}
+	if _, err := os.Lstat(filepath.Join(root, credentialSecret)); err == nil {
+		out.Notes = append(out.Notes, fmt.Sprintf("%s is here and was left alone: every clone has the key with which systemd-creds encrypts; where nothing was encrypted with it: sudo rm %s", credentialSecret, credentialSecret))
+	}
 	slices.SortFunc(out.Files, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
-	slices.SortFunc(out.Problems, func(a, b Problem) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortFunc(out.Problems, func(a, b Problem) int {
+		return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Why, b.Why))
+	})
 	return out, nil
 }
 
 // places are those where llmbox, k3s and what runs on it leave files.
 func places(root string, p Paths) []string {
 	out := []string{
-		StateDir, p.Data, p.Log, "/etc/llmbox", "/usr/local/bin/llmbox", "/usr/local/share/bash-completion/completions/llmbox",
+		StateDir, p.Data, p.Log, "/etc/llmbox", "/usr/local/bin/llmbox", "/opt/bin/llmbox", "/usr/local/share/bash-completion/completions/llmbox",
 		"/etc/rancher", p.K3sData, "/var/lib/rancher", "/var/lib/kubelet", "/var/lib/cni", "/usr/local/bin/k3s", "/opt/bin/k3s",
 	}
 	for _, pattern := range []string{"*llmbox*", "*k3s*", "multi-user.target.wants/*llmbox*", "multi-user.target.wants/*k3s*"} {
