@@ -186,6 +186,10 @@ roots: ## Make the clean root file systems of test-roots and newcomer in the use
 test-roots: ## Run install.sh, and brev.sh under systemd, in clean roots of Debian 12 and 13 and two others (root; systemd-container)
 	roots=$$(scripts/debian-roots.sh) && LLMBOX_DEBIAN_ROOTS=$$roots go test -count=1 -run '^Test(InCleanRoots|BrevUnderSystemd)$$' $(TEST) ./test/scripts
 
+.PHONY: newcomer
+newcomer: ## Clone and type README's blocks, line for line, on a clean Debian with Go, git and make (root; compiles for a quarter of an hour)
+	roots=$$(scripts/debian-roots.sh) && LLMBOX_NEWCOMER_ROOT=$$roots/newcomer go test -count=1 -v -timeout 120m -run '^TestNewcomer$$' $(TEST) ./test/docs
+
 .PHONY: release-size
 release-size: ## Which modules the binary's bytes are of
 	go build -buildvcs=false -o bin/llmbox-symbols ./cmd/llmbox
